@@ -1,0 +1,124 @@
+"""Every error a person or another service can meet, in one hierarchy.
+
+Each class has a stable ``code`` that appears in rows, events and dead letters; messages say what happened, to which row or value, and
+what to do. Control flow that author code must not swallow (suspension, parking, cancellation) derives from ``BaseException`` on purpose:
+an author's ``except Exception`` around a tool call must not turn a parked row into a finished one.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RowmillError(Exception):
+    """Anything that rowmill raises on purpose."""
+
+    code: ClassVar[str] = "rowmill_error"
+
+
+class UsageError(RowmillError):
+    """A person asked for something that cannot be done as asked; the message says how to ask."""
+
+    code = "usage"
+
+
+class ProjectError(UsageError):
+    """`rowmill.toml`, a play or a tool could not be loaded."""
+
+    code = "project"
+
+
+class UnknownName(ProjectError):
+    """A play, tool, service or queue of that name does not exist; the message lists the known ones."""
+
+    code = "unknown_name"
+
+    def __init__(self, kind: str, name: str, known: list[str]) -> None:
+        listed = ", ".join(sorted(known)) or "none"
+        super().__init__(f"unknown {kind} {name!r}; known: {listed}")
+        self.kind = kind
+        self.name = name
+        self.known = known
+
+
+class DefinitionError(RowmillError):
+    """Author code declares something that cannot work (a play, column, tool or provider); raised when it is defined or called."""
+
+    code = "definition"
+
+
+class NonDeterministicPlay(RowmillError):
+    """A replay of a play's body met another call than the one on record."""
+
+    code = "non_deterministic_play"
+
+
+class CodeChanged(RowmillError):
+    """No executor has the code that a run's dataset was opened with."""
+
+    code = "code_changed"
+
+
+class ValueNotStorable(RowmillError):
+    """A value cannot be carried as JSON without changing it; the message names the column."""
+
+    code = "value_not_storable"
+
+
+class KeyPartMissing(RowmillError):
+    """A row's key has a null or empty part; the message names the row and the part."""
+
+    code = "key_part_missing"
+
+
+class InputError(RowmillError):
+    """An input file or staged input is unusable; the message names file, record and line."""
+
+    code = "input"
+
+
+class MalformedMessage(RowmillError):
+    """A message cannot be decoded strictly; it is dead-lettered at once with this reason."""
+
+    code = "malformed_message"
+
+
+class MessageTooLarge(RowmillError):
+    """A message or item is over its documented limit."""
+
+    code = "too_large"
+
+
+class UnavailableError(RowmillError):
+    """A broker, database or service cannot be reached now; trying again later may help."""
+
+    code = "unavailable"
+
+
+class AskTimeout(UnavailableError):
+    """No reply came to a request within its deadline; whether it was carried out is unknown."""
+
+    code = "ask_timeout"
+
+
+class RunFailed(RowmillError):
+    """A run ended as failed; the message carries the run's own error."""
+
+    code = "run_failed"
+
+
+class ToolFailed(RowmillError):
+    """A tool call failed for good; `failure` is the typed record (SPEC 4.4)."""
+
+    code = "tool_failed"
+
+
+class Suspended(BaseException):
+    """A play body or row must wait for something longer than a coroutine may; it is dropped and replayed later.
+
+    Not an ``Exception``: author code must not be able to swallow it.
+    """
+
+
+class Cancelled(BaseException):
+    """The run was stopped; the row or body ends here. Not an ``Exception``: author code must not be able to swallow it."""
