@@ -1,0 +1,209 @@
+"""What gateways, executors and admission ask of the receipt-store. Every request is bulk and index-aligned with its answer.
+
+Requests are idempotent: the lease id is made by the caller, so a repeated claim is the same claim, and a repeated completion stores once.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated, Literal
+
+import msgspec
+
+from rowmill_contracts.envelope import NULL, Message, message
+from rowmill_contracts.tools import Effect, ToolFailure
+
+MAX_ITEMS = 1000
+"""Keys in one statement at most (SPEC 3.2)."""
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``started_at``: the run's start, against which freshness is judged. ``fresh_for``: a completed output older than this many seconds at
+    the run's start does not serve (None: for ever). ``reusable``: outputs from before the run's start may serve (``read`` tools).
+    ``cost``: reserved at most. ``caller``: who pays, ``<dataset>/<row key>``."""
+
+    key: str
+    lease_id: str
+    run_id: str
+    tool: str
+    effect: Effect
+    started_at: float
+    caller: str = ""
+    force: bool = False
+    reusable: bool = True
+    fresh_for: float | None = None
+    cost: Decimal = Decimal(0)
+    org: str = ""
+
+
+@message()
+class ClaimReceipts(Message, frozen=True, kw_only=True):
+    """Claim keys for ``holder``. ``shard`` and ``term``: the right to spend; an older term is refused. ``confirm``: claim and confirm in one
+    request (for calls dispatched at once). ``only_cached``: answer what is stored, claim nothing."""
+
+    holder: str
+    claims: Annotated[list[Claim], msgspec.Meta(max_length=MAX_ITEMS)]
+    shard: int | None = None
+    term: int | None = None
+    confirm: bool = False
+    only_cached: bool = False
+
+
+ClaimState = Literal["granted", "completed", "failed", "held", "unknown", "halted", "over_budget", "refused", "absent"]
+
+
+class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``granted``: the lease is the caller's (``dispatch`` > 0 where confirmed). ``completed``: ``output`` serves. ``failed``: failed in this run.
+    ``held``: another live lease; ask again after ``wait_ms``. ``unknown``: blocked until an operator decides. ``refused``: the shard's term is
+    over. ``absent``: nothing stored (``only_cached``). ``run_id`` and ``caller``: who paid for the output; ``took_over``: an earlier dispatch
+    may have had its effect (its lease expired while running)."""
+
+    state: ClaimState
+    lease_id: str = ""
+    dispatch: int = 0
+    output: msgspec.Raw = NULL
+    no_result: bool = False
+    cost: Decimal = Decimal(0)
+    run_id: str = ""
+    caller: str = ""
+    completed_at: float | None = None
+    wait_ms: int = 0
+    failure: ToolFailure | None = None
+    took_over: bool = False
+
+
+@message()
+class ReceiptsClaimed(Message, frozen=True, kw_only=True):
+    answers: list[ClaimAnswer]
+
+
+class LeaseRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    key: str
+    lease_id: str
+    run_id: str = ""
+    dispatch: int = 0
+
+
+@message()
+class Confirm(Message, frozen=True, kw_only=True):
+    """Right before dispatch: ``queued`` leases become ``running``; ``batch_id`` names the request that carries them."""
+
+    leases: Annotated[list[LeaseRef], msgspec.Meta(max_length=MAX_ITEMS)]
+    shard: int | None = None
+    term: int | None = None
+    batch_id: str = ""
+
+
+class ConfirmAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    state: Literal["confirmed", "lost", "halted", "refused"]
+    dispatch: int = 0
+
+
+@message()
+class Confirmed(Message, frozen=True, kw_only=True):
+    answers: list[ConfirmAnswer]
+
+
+@message()
+class Renew(Message, frozen=True, kw_only=True):
+    leases: Annotated[list[LeaseRef], msgspec.Meta(max_length=MAX_ITEMS)]
+
+
+@message()
+class Renewed(Message, frozen=True, kw_only=True):
+    held: list[bool]
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    key: str
+    lease_id: str
+    dispatch: int
+    output: msgspec.Raw
+    run_id: str
+    no_result: bool = False
+    cost: Decimal = Decimal(0)
+
+
+@message()
+class Complete(Message, frozen=True, kw_only=True):
+    completions: Annotated[list[Completion], msgspec.Meta(max_length=MAX_ITEMS)]
+
+
+class StoreAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``stored`` (also when it was stored before); ``superseded``: the lease moved, the result serves its row alone. ``rejected``: not storable
+    (too large, not decodable): it became a stored, charged failure of that call."""
+
+    state: Literal["stored", "superseded", "rejected"]
+    completed_at: float | None = None
+
+
+@message()
+class Completed(Message, frozen=True, kw_only=True):
+    answers: list[StoreAnswer]
+
+
+class FailedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``outcome_unknown``: sent, no answer, and the effect may not be repeated. ``charged``: the dispatch may have cost something.
+    ``final`` false: the lease goes back (a retry will claim again) but the charge of this dispatch stays."""
+
+    key: str
+    lease_id: str
+    dispatch: int
+    run_id: str
+    failure: ToolFailure
+    outcome_unknown: bool = False
+    charged: bool = True
+    final: bool = True
+
+
+@message()
+class Fail(Message, frozen=True, kw_only=True):
+    failures: Annotated[list[FailedCall], msgspec.Meta(max_length=MAX_ITEMS)]
+
+
+@message()
+class Release(Message, frozen=True, kw_only=True):
+    """Give claimed, unsent leases back; their reservation is refunded."""
+
+    leases: Annotated[list[LeaseRef], msgspec.Meta(max_length=MAX_ITEMS)]
+
+
+@message()
+class Released(Message, frozen=True, kw_only=True):
+    released: int = 0
+
+
+@message()
+class LeaseShard(Message, frozen=True, kw_only=True):
+    """Take or renew shard leases for ``holder`` (``release``: give them up)."""
+
+    holder: str
+    shards: list[int]
+    release: bool = False
+
+
+class ShardLease(msgspec.Struct, frozen=True, kw_only=True):
+    shard: int
+    held: bool
+    term: int = 0
+    seconds: float = 0
+
+
+@message()
+class ShardsLeased(Message, frozen=True, kw_only=True):
+    shards: list[ShardLease]
+
+
+@message()
+class HaltRun(Message, frozen=True, kw_only=True):
+    """From this commit claims and confirms of the run answer ``halted`` (``resume`` lifts a halt, never a stop)."""
+
+    run_id: str
+    action: Literal["stop", "halt", "resume"]
+    reason: str = ""
+    budget: Decimal | None = None
+
+
+@message()
+class RunHalted(Message, frozen=True, kw_only=True):
+    state: Literal["running", "halted", "stopped"]
