@@ -1,7 +1,7 @@
 """The leads example: find a contact for each lead with two paid providers in turn, then score it.
 
-    python provider.py &                                   # the local stand-in for the providers
-    HUNTER_KEY=demo APOLLO_KEY=demo rowmill run plays:leads --csv leads.csv --out enriched.csv
+python provider.py &                                   # the local stand-in for the providers
+HUNTER_KEY=demo APOLLO_KEY=demo rowmill run plays:leads --csv leads.csv --out enriched.csv
 """
 
 from decimal import Decimal
@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel
 
-from rowmill import Batch, Bearer, Context, Handle, HttpTool, Provider, RowContext, Rows, ToolCall, ToolError
-from rowmill import column, play, secret, steps
+from rowmill import Batch, Bearer, Context, Handle, HttpTool, Provider, RowContext, Rows, ToolCall, ToolError, column, play, secret, steps
 
 
 class Lead(BaseModel):
@@ -46,8 +45,8 @@ class Match(HttpTool[FindIn, FindOut]):
 @crm.tool("score", effect="idempotent", cost=Decimal(0), batch=Batch(100))
 async def score(inputs: list[FindIn], call: ToolCall) -> list[int | ToolError]:
     body = [{"key": key, **item.model_dump()} for key, item in zip(call.keys, inputs, strict=True)]
-    answer = await call.http.post("/score", json=body)      # httpx, with the provider's base URL and auth
-    answer.raise_for_status()                               # httpx's errors are classed by SPEC 4.4
+    answer = await call.http.post("/score", json=body)  # httpx, with the provider's base URL and auth
+    answer.raise_for_status()  # httpx's errors are classed by SPEC 4.4
     scores: list[int | ToolError] = answer.json()
     return scores
 
@@ -55,7 +54,7 @@ async def score(inputs: list[FindIn], call: ToolCall) -> list[int | ToolError]:
 # A column: sync or async. With `row=Lead` on the dataset, `row` is a Lead that also answers row["x"]; without, a dict.
 @column(stale_after="7d", version="1")
 async def hunter_email(row: Lead, ctx: RowContext) -> str | None:
-    found = await ctx.call(Find, FindIn(domain=row.domain))   # id defaults to the tool's id
+    found = await ctx.call(Find, FindIn(domain=row.domain))  # id defaults to the tool's id
     email: str | None = found.get("email")
     return email
 
@@ -68,7 +67,7 @@ async def apollo_email(row: Lead, ctx: RowContext) -> str | None:
 
 
 contact = (
-    steps(continue_on_provider_unavailable=True)              # a waterfall
+    steps(continue_on_provider_unavailable=True)  # a waterfall
     .step("hunter", hunter_email)
     .step("apollo", apollo_email, run_if=lambda row: row["hunter"] is None)
     .returns(lambda row: row["hunter"] or row["apollo"])
@@ -76,12 +75,12 @@ contact = (
 
 
 class LeadsInput(BaseModel):
-    leads: Rows[Lead]                                         # a staged input: CSV, JSONL, Parquet, rows in the message
+    leads: Rows[Lead]  # a staged input: CSV, JSONL, Parquet, rows in the message
     min_score: int = 50
 
 
 @play("leads", description="Find and score a contact for each lead")
-async def leads(ctx: Context, input: LeadsInput) -> dict[str, Handle | int]:
+async def leads(ctx: Context, input: LeadsInput) -> dict[str, Handle | int]:  # noqa: A002 - plays name it so
     done = await (
         ctx.dataset("leads", input.leads, row=Lead)
         .with_column("contact", contact)
