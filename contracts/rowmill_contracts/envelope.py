@@ -64,6 +64,7 @@ def decode(message_type: str | None, body: bytes) -> Message:
 
     Raises:
         UndecodableMessage: the type is unknown or missing, the body is over 9 MiB, not JSON, or does not fit the type.
+
     """
     if len(body) > MAX_MESSAGE_BYTES:
         raise UndecodableMessage(f"message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")

@@ -20,7 +20,8 @@ MAX_ITEMS = 1000
 class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``started_at``: the run's start, against which freshness is judged. ``fresh_for``: a completed output older than this many seconds at
     the run's start does not serve (None: for ever). ``reusable``: outputs from before the run's start may serve (``read`` tools).
-    ``cost``: reserved at most. ``caller``: who pays, ``<dataset>/<row key>``."""
+    ``cost``: reserved at most. ``caller``: who pays, ``<dataset>/<row key>``.
+    """
 
     key: str
     lease_id: str
@@ -39,7 +40,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 @message()
 class ClaimReceipts(Message, frozen=True, kw_only=True):
     """Claim keys for ``holder``. ``shard`` and ``term``: the right to spend; an older term is refused. ``confirm``: claim and confirm in one
-    request (for calls dispatched at once). ``only_cached``: answer what is stored, claim nothing."""
+    request (for calls dispatched at once). ``only_cached``: answer what is stored, claim nothing.
+    """
 
     holder: str
     claims: Annotated[list[Claim], msgspec.Meta(max_length=MAX_ITEMS)]
@@ -56,7 +58,8 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """``granted``: the lease is the caller's (``dispatch`` > 0 where confirmed). ``completed``: ``output`` serves. ``failed``: failed in this run.
     ``held``: another live lease; ask again after ``wait_ms``. ``unknown``: blocked until an operator decides. ``refused``: the shard's term is
     over. ``absent``: nothing stored (``only_cached``). ``run_id`` and ``caller``: who paid for the output; ``took_over``: an earlier dispatch
-    may have had its effect (its lease expired while running)."""
+    may have had its effect (its lease expired while running).
+    """
 
     state: ClaimState
     lease_id: str = ""
@@ -131,7 +134,8 @@ class Complete(Message, frozen=True, kw_only=True):
 
 class StoreAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``stored`` (also when it was stored before); ``superseded``: the lease moved, the result serves its row alone. ``rejected``: not storable
-    (too large, not decodable): it became a stored, charged failure of that call."""
+    (too large, not decodable): it became a stored, charged failure of that call.
+    """
 
     state: Literal["stored", "superseded", "rejected"]
     completed_at: float | None = None
@@ -144,7 +148,8 @@ class Completed(Message, frozen=True, kw_only=True):
 
 class FailedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``outcome_unknown``: sent, no answer, and the effect may not be repeated. ``charged``: the dispatch may have cost something.
-    ``final`` false: the lease goes back (a retry will claim again) but the charge of this dispatch stays."""
+    ``final`` false: the lease goes back (a retry will claim again) but the charge of this dispatch stays.
+    """
 
     key: str
     lease_id: str

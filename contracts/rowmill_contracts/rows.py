@@ -17,7 +17,8 @@ RowMark = Literal["duplicate", "reused", "sent", "completed", "failed", "cancell
 
 class RowTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A row to work. ``data``: the input row's JSON object, as staged. ``cells``: what the sheet has (see `SettledRow.meta`), with values
-    under ``values``; only reusable cells are taken over. ``attempt`` is raised by admission alone; ``waits`` counts how often it parked."""
+    under ``values``; only reusable cells are taken over. ``attempt`` is raised by admission alone; ``waits`` counts how often it parked.
+    """
 
     key: str
     index: int

@@ -1,0 +1,67 @@
+"""What a handler gets, and what becomes of a message whose handling fails: once, for every queue."""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+from rowmill.errors import RowmillError
+from rowmill_contracts.envelope import Message
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A decoded message with what its sender and the broker say about it.
+
+    ``deliveries`` counts the broker's deliveries of this message, this one included (starts again after a hop through a delay queue).
+    """
+
+    message: Message
+    body: bytes
+    queue: str
+    message_id: str = ""
+    correlation_id: str = ""
+    reply_to: str | None = None
+    deliveries: int = 1
+    headers: dict[str, Any] = field(default_factory=dict)
+
+
+class Rejected(RowmillError):
+    """The handler says that this message can never be handled: it is dead-lettered at once, with this reason."""
+
+    code = "rejected"
+
+
+def death_headers(
+    error: BaseException, *, service: str, queue: str, exchange: str, key: str, attempts: int, first_failure: float, last_failure: float
+) -> dict[str, Any]:
+    """Why and where a message died (SPEC 6.1), as AMQP headers. Times: seconds since the epoch."""
+    trace = "".join(traceback.format_exception(error))
+    return {
+        "x-rowmill-service": service,
+        "x-rowmill-queue": queue,
+        "x-rowmill-error-type": getattr(error, "code", None) or type(error).__name__,
+        "x-rowmill-error": str(error)[:2000],
+        "x-rowmill-traceback-digest": hashlib.sha256(trace.encode("utf-8", "replace")).hexdigest()[:16],
+        "x-rowmill-attempts": attempts,
+        "x-rowmill-first-failure": first_failure,
+        "x-rowmill-last-failure": last_failure,
+        "x-rowmill-exchange": exchange,
+        "x-rowmill-key": key,
+    }
+
+
+def subject_headers(message: Message) -> dict[str, Any]:
+    """Run, dataset and row keys of a message, where it has them, so that dead letters can be found by them."""
+    headers: dict[str, Any] = {}
+    for name in ("run_id", "play", "dataset"):
+        value = getattr(message, name, None)
+        if isinstance(value, str) and value:
+            headers[f"x-rowmill-{name.replace('_', '-')}"] = value
+    rows = getattr(message, "rows", None)
+    keys = [row.key for row in rows if hasattr(row, "key")] if isinstance(rows, list) else []
+    if keys:
+        headers["x-rowmill-row-keys"] = ",".join(keys[:200])
+    return headers
