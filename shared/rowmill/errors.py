@@ -122,3 +122,67 @@ class Suspended(BaseException):
 
 class Cancelled(BaseException):
     """The run was stopped; the row or body ends here. Not an ``Exception``: author code must not be able to swallow it."""
+
+
+# Starting and finding the two servers (rowmill.dev)
+
+
+class ServersUnavailable(UnavailableError):
+    """No broker or database could be found or started; the message says what was tried and how to start one."""
+
+    code = "servers_unavailable"
+
+
+class PackagesMissing(UsageError):
+    """Software that must be installed first is not there; the message holds the one command to run."""
+
+    code = "packages_missing"
+
+
+# Defining and running author code (plays, columns, tools, rows)
+
+
+class SecretMissing(UsageError):
+    """A secret has no value where it was looked for; the message names the secret and the places, never a value."""
+
+    code = "secret_missing"
+
+
+class RowInvalid(RowmillError):
+    """An input row does not fit the row model; the message names the field and the value."""
+
+    code = "row_invalid"
+
+
+class InputInvalid(UsageError):
+    """A run's or a call's input does not fit its model; the message names the field and the value."""
+
+    code = "input_invalid"
+
+
+class ToolError(RowmillError):
+    """What a tool function raises, or returns in an item's place, when a call failed.
+
+    Raised, it fails every call of the batch; returned at an index, it fails that call alone. ``retryable``: the call may be sent again
+    (5 attempts, SPEC 4.4). ``status``: the provider's HTTP status. ``retry_after``: seconds.
+    """
+
+    code = "tool_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        failure_code: str = "tool_error",
+        category: str = "rejected",
+        retryable: bool = False,
+        status: int | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.failure_code = failure_code
+        self.category = category
+        self.retryable = retryable
+        self.status = status
+        self.retry_after = retry_after
