@@ -7,6 +7,7 @@ an author's ``except Exception`` around a tool call must not turn a parked row i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 
@@ -160,6 +161,12 @@ class InputInvalid(UsageError):
     code = "input_invalid"
 
 
+class OutputInvalid(RowmillError):
+    """A provider's answer does not fit the tool's output type; the message names the field and the value."""
+
+    code = "output_invalid"
+
+
 class ToolError(RowmillError):
     """What a tool function raises, or returns in an item's place, when a call failed.
 
@@ -186,3 +193,66 @@ class ToolError(RowmillError):
         self.retryable = retryable
         self.status = status
         self.retry_after = retry_after
+
+
+# Inputs and outputs: files and other sources of rows
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    """A record of a CSV file whose number of fields is not the header's."""
+
+    record: int
+    """Counted from 1 after the header, without blank lines."""
+    line: int
+    """The line it starts on, counted from 1."""
+    fields: int
+
+
+class WrongWidth(InputError):
+    """Records of a CSV file have more or fewer fields than its header; `records` holds the first 20 of `total`."""
+
+    code = "wrong_width"
+
+    def __init__(self, name: str, columns: int, records: list[BadRecord], total: int) -> None:
+        listed = "\n".join(f"  record {bad.record} (line {bad.line}): {bad.fields} fields" for bad in records)
+        more = f"\n  and {total - len(records)} more" if total > len(records) else ""
+        super().__init__(
+            f"{name}: {total} record{'s have' if total != 1 else ' has'} the wrong number of fields; the header has {columns}:\n"
+            f"{listed}{more}\nRepair the file, or use --bad-rows FILE to set such records aside."
+        )
+        self.records = records
+        self.total = total
+
+
+class BadText(InputError):
+    """Bytes or characters of a file cannot be read as text of its encoding."""
+
+    code = "bad_text"
+
+    def __init__(self, name: str, what: str, *, record: int, line: int, offset: int | None = None) -> None:
+        where = f"record {record} (line {line}" if record else f"the header (line {line}"
+        where += ")" if offset is None else f", byte offset {offset})"
+        super().__init__(f"{name}: {where}: {what}")
+        self.record = record
+        self.line = line
+        self.offset = offset
+
+
+class MissingColumns(InputError):
+    """An input lacks columns that the play's rows require."""
+
+    code = "missing_columns"
+
+    def __init__(self, name: str, missing: list[str], found: list[str]) -> None:
+        plural = "s" if len(missing) > 1 else ""
+        listed = ", ".join(map(repr, found)) or "none"
+        super().__init__(f"{name}: missing required column{plural} {', '.join(map(repr, missing))}; found: {listed}")
+        self.missing = missing
+        self.found = found
+
+
+class OutputError(RowmillError):
+    """An output file cannot be written; the message names the file and what stands in the way."""
+
+    code = "output"

@@ -1,0 +1,1 @@
+"""Writes the result of a run to a file."""
