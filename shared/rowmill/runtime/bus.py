@@ -251,9 +251,7 @@ class Bus:
         try:
             async with asyncio.timeout(limit):
                 while not future.done():
-                    await self.publish_body(
-                        body, message.message_type, key, correlation_id=request_id, reply_to=self.reply_to, message_id=request_id
-                    )
+                    await self.publish_body(body, message.message_type, key, correlation_id=request_id, reply_to=self.reply_to, message_id=request_id)
                     await asyncio.wait([future], timeout=self._settings.ask_again)
         except TimeoutError as error:
             raise AskTimeout(f"no answer to {message.message_type} on {key} within {limit:g} s") from error
@@ -363,17 +361,13 @@ class Bus:
                 log.warning("handler_waits", queue=queue, error=str(error), outages=outages)
                 await self._clock.sleep(backoff(outages, first=0.2, limit=5.0))
             except (Rejected, MalformedMessage) as error:
-                await self._bury(
-                    queue, incoming, error, attempts=failures + 1, first_failure=first_failure, subject=subject_headers(message)
-                )
+                await self._bury(queue, incoming, error, attempts=failures + 1, first_failure=first_failure, subject=subject_headers(message))
                 break
             except Exception as error:
                 failures += 1
                 log.exception("handler_failed", queue=queue, failures=failures)
                 if failures >= HANDLER_ATTEMPTS:
-                    await self._bury(
-                        queue, incoming, error, attempts=failures, first_failure=first_failure, subject=subject_headers(message)
-                    )
+                    await self._bury(queue, incoming, error, attempts=failures, first_failure=first_failure, subject=subject_headers(message))
                     break
                 await self._clock.sleep(backoff(failures, first=0.1, limit=2.0))
             else:

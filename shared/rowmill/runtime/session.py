@@ -56,9 +56,7 @@ class Session:
         Raises what aio-pika raises; the caller tries again.
         """
         separator = "&" if "?" in url else "?"
-        connection = await aio_pika.connect(
-            f"{url}{separator}heartbeat={heartbeat}", client_properties={"connection_name": name}, timeout=timeout
-        )
+        connection = await aio_pika.connect(f"{url}{separator}heartbeat={heartbeat}", client_properties={"connection_name": name}, timeout=timeout)
         session = cls(connection)
         try:
             async with asyncio.timeout(timeout):
@@ -82,9 +80,7 @@ class Session:
         try:
             for exchange in exchanges:
                 await channel.declare_exchange(exchange.name, exchange.kind, durable=True)
-            declared = await asyncio.gather(
-                *(channel.declare_queue(queue.name, durable=True, arguments=dict(queue.arguments)) for queue in queues)
-            )
+            declared = await asyncio.gather(*(channel.declare_queue(queue.name, durable=True, arguments=dict(queue.arguments)) for queue in queues))
             await asyncio.gather(
                 *(
                     declared_queue.bind(exchange_name, key)

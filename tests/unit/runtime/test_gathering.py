@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import asyncio
+
+from rowmill.runtime.gathering import Gatherer
+
+
+async def gathered(items: int, **options: int) -> list[list[int]]:
+    pages: list[list[int]] = []
+
+    async def flush(page: list[int]) -> None:
+        await asyncio.sleep(0)
+        pages.append(page)
+
+    gatherer = Gatherer(flush, **{"max_items": 10, "max_age": 0.001, "max_flushes": 1, **options})  # type: ignore[arg-type]
+    for item in range(items):
+        gatherer.add(item)
+    await gatherer.drain()
+    return pages
+
+
+async def test_every_item_is_flushed_once_in_order() -> None:
+    pages = await gathered(95)
+    assert [item for page in pages for item in page] == list(range(95))
+
+
+async def test_pages_fill_under_load() -> None:
+    assert [len(page) for page in await gathered(95)] == [10] * 9 + [5]
+
+
+async def test_an_idle_gatherer_sends_at_once_without_its_timer() -> None:
+    arrived = asyncio.Event()
+
+    async def flush(_page: list[int]) -> None:
+        arrived.set()
+
+    gatherer = Gatherer(flush, max_items=10, max_age=3600)
+    gatherer.add(1)
+    await asyncio.wait_for(arrived.wait(), 10)
+
+
+async def test_pages_are_cut_by_bytes_and_a_larger_item_travels_alone() -> None:
+    pages: list[list[bytes]] = []
+
+    async def flush(page: list[bytes]) -> None:
+        pages.append(page)
+
+    gatherer = Gatherer(flush, max_items=10, max_age=0.001, max_bytes=10, size=len, max_flushes=1)
+    for size in (4, 4, 4, 30, 1):
+        gatherer.add(b"x" * size)
+    await gatherer.drain()
+    assert [[len(item) for item in page] for page in pages] == [[4, 4], [4], [30], [1]]
