@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import aio_pika
 import structlog
@@ -68,7 +68,7 @@ class Bus:
 
     # ---- life -------------------------------------------------------------------------------------------------------------------------
 
-    async def __aenter__(self) -> Bus:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
@@ -291,7 +291,7 @@ class Bus:
         try:
             message = decode(incoming.type, incoming.body)
         except UndecodableMessage as error:
-            log.error("reply_undecodable", error=str(error))
+            log.warning("reply_undecodable", error=str(error))
             return
         future = self._waiting.get(incoming.correlation_id or "")
         if future is not None:
@@ -304,11 +304,37 @@ class Bus:
 
     # ---- consuming --------------------------------------------------------------------------------------------------------------------
 
+    async def listen(self, exchange: str, keys: list[str], handler: Handler) -> None:
+        """Hear messages of ``exchange`` under ``keys`` on a queue of this process's own.
+
+        They are hints: lost while the process is away, and the oldest are lost to a slow listener. A handler that fails is logged, no more.
+        """
+
+        async def on_message(_session: Session, incoming: AbstractIncomingMessage) -> None:
+            try:
+                message = decode(incoming.type, incoming.body)
+                await handler(Delivery(message=message, body=incoming.body, queue="", message_id=incoming.message_id or ""))
+            except (UndecodableMessage, RowmillError) as error:
+                log.warning("listener_failed", error=str(error), message_type=incoming.type)
+            with contextlib.suppress(*TRANSPORT_ERRORS):
+                await incoming.ack()
+
+        name = f"listen.{self.service}.{new_id()}"
+        await self._subscribe(Subscription(name, on_message, 500, tuple((exchange, key) for key in keys)))
+
+    async def depths(self, queues: list[str]) -> dict[str, tuple[int, int]]:
+        """(messages ready, consumers) of each queue, now."""
+        session = await self._live()
+        return await session.depths(queues)
+
     async def consume(self, queue: str, handler: Handler, *, prefetch: int = 50, broadcast: tuple[str, str] | None = None) -> None:
         """Consume ``queue`` from now on and after every reconnect, handling up to ``prefetch`` messages at once.
 
-        ``broadcast``: (exchange, key) to bind an exclusive queue of this process to; such messages are hints, and are lost while away.
+        ``broadcast``: (exchange, key): `listen` there instead.
         """
+        if broadcast is not None:
+            await self.listen(broadcast[0], [broadcast[1]], handler)
+            return
 
         async def on_message(session: Session, incoming: AbstractIncomingMessage) -> None:
             task = asyncio.current_task()
@@ -317,10 +343,17 @@ class Bus:
                 task.add_done_callback(self._handling.discard)
             await self._handle(session, queue, handler, incoming)
 
-        subscription = Subscription(queue, on_message, prefetch, broadcast)
-        self._subscriptions[queue] = subscription
-        if self._session is not None and not self._session.ended.is_set():
-            await self._session.consume(subscription)
+        await self._subscribe(Subscription(queue, on_message, prefetch))
+
+    async def _subscribe(self, subscription: Subscription) -> None:
+        self._subscriptions[subscription.queue] = subscription
+        session = self._session
+        if session is not None and not session.ended.is_set():
+            try:
+                await session.consume(subscription)
+            except TRANSPORT_ERRORS as error:
+                log.info("consume_postponed", queue=subscription.queue, error=repr(error))
+                await session.close()  # the next session attaches every subscription
 
     async def stop_consuming(self, queue: str) -> None:
         """Detach from one queue; what was delivered is still handled."""

@@ -38,5 +38,5 @@ def new_id(prefix: str = "") -> str:
 
 def backoff(attempt: int, *, first: float, limit: float) -> float:
     """Seconds before try ``attempt`` (from 1): doubling from ``first`` to ``limit``, with full jitter over the upper half."""
-    ceiling = min(limit, first * 2 ** min(attempt - 1, 30))
+    ceiling: float = min(limit, first * 2.0 ** min(attempt - 1, 30))
     return ceiling * (0.5 + random.random() / 2)  # noqa: S311 - jitter, not cryptography

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import aio_pika
 import structlog
@@ -23,17 +24,23 @@ from rowmill_contracts.topology import topology
 
 log = structlog.get_logger()
 
+LISTENER_LENGTH = 50_000
+"""Messages that a listener's own queue keeps; a slow listener loses the oldest and stops nobody."""
+
 OnMessage = Callable[["Session", AbstractIncomingMessage], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class Subscription:
-    """A queue to consume, at most ``prefetch`` messages unacknowledged. ``exchange_key``: bind a queue of our own to an exchange first."""
+    """A queue to consume, at most ``prefetch`` messages unacknowledged.
+
+    ``listen``: (exchange, routing key) pairs to bind an exclusive queue of this process to, bounded by dropping its oldest messages.
+    """
 
     queue: str
     on_message: OnMessage
     prefetch: int
-    private_binding: tuple[str, str] | None = None
+    listen: tuple[tuple[str, str], ...] = ()
 
 
 class Session:
@@ -113,11 +120,13 @@ class Session:
         """Attach a consumer on a channel of its own."""
         channel = await self._channel(publisher_confirms=False)
         await channel.set_qos(prefetch_count=subscription.prefetch)
-        if subscription.private_binding is None:
+        if not subscription.listen:
             queue = await channel.get_queue(subscription.queue, ensure=False)
         else:
-            queue = await channel.declare_queue(subscription.queue, exclusive=True, auto_delete=True, durable=False)
-            await queue.bind(*subscription.private_binding)
+            bounded: dict[str, Any] = {"x-max-length": LISTENER_LENGTH, "x-overflow": "drop-head"}
+            queue = await channel.declare_queue(subscription.queue, exclusive=True, auto_delete=True, durable=False, arguments=bounded)
+            for exchange, key in subscription.listen:
+                await queue.bind(exchange, key)
 
         async def received(message: AbstractIncomingMessage) -> None:
             await subscription.on_message(self, message)
@@ -144,6 +153,22 @@ class Session:
         channel, tag = attached
         underlay = await channel.get_underlay_channel()
         await underlay.basic_cancel(tag)
+
+    async def depths(self, queues: list[str]) -> dict[str, tuple[int, int]]:
+        """(messages ready, consumers) of each queue, asked on a channel of its own.
+
+        A robust channel would answer from its cache; this one asks the broker.
+        """
+        found: dict[str, tuple[int, int]] = {}
+        channel = await self.connection.channel(publisher_confirms=False)
+        try:
+            for name in queues:
+                queue = await channel.declare_queue(name, passive=True)
+                result = queue.declaration_result
+                found[name] = (result.message_count or 0, result.consumer_count or 0)
+        finally:
+            await channel.close()
+        return found
 
     async def close(self) -> None:
         self._end("closed by us")
