@@ -4,8 +4,9 @@
 - `servers`: the session's shared pair behind them. Nobody stops, kills or freezes these.
 - `own_servers`: a pair for tests that do; running anew at the start of each test.
 
-One private pair is started for the session in a folder of its own and deleted at the end. `ROWMILL_TEST_SERVERS=FOLDER` keeps a pair in that folder
-running between sessions instead (no start to wait for); `ROWMILL_BROKER_URL` and `ROWMILL_DATABASE_URL` name servers to use as they are.
+One private pair is started for the session in a folder of its own and deleted at the end. `ROWMILL_TEST_SERVERS=FOLDER` keeps a pair in
+that folder running between sessions instead (nothing to wait for); `ROWMILL_BROKER_URL` and `ROWMILL_DATABASE_URL` name servers to use as
+they are.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from rowmill.dev.private import PrivateServers
 from rowmill.dev.processes import ProcessMark, alive, mark_of
 from rowmill.dev.state import locked
 
+_PLACE = Path("/tmp")  # noqa: S108 - short, and every server's user can reach it; mkdtemp makes the folders
 _PREFIX = "rowmill-tests-"
 _numbers = count(1)
 
@@ -105,7 +107,7 @@ def _name_for(request: pytest.FixtureRequest) -> str:
 
 def _new_pair() -> PrivateServers:
     _delete_abandoned_pairs()
-    private = private_servers(Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")))  # short, and every user can reach it
+    private = private_servers(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_PLACE)))
     owner = mark_of(os.getpid())
     assert owner is not None
     (private.folder / "owner.json").write_text(json.dumps([owner.pid, owner.born]))
@@ -119,7 +121,7 @@ def _delete(private: PrivateServers) -> None:
 
 def _delete_abandoned_pairs() -> None:
     """End the servers of test sessions that were killed before they could."""
-    for folder in Path("/tmp").glob(f"{_PREFIX}*"):
+    for folder in _PLACE.glob(f"{_PREFIX}*"):
         owner = folder / "owner.json"
         if folder.lstat().st_uid == os.geteuid() and owner.exists() and not alive(ProcessMark(*json.loads(owner.read_text()))):
             _delete(private_servers(folder))

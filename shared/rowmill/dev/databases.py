@@ -32,7 +32,7 @@ def quoted(name: str) -> str:
 
 
 def execute(url: str, statement: str) -> None:
-    """Run one statement outside a transaction. It has a thread and loop of its own, so it works inside a running loop too (and blocks it)."""
+    """Run one statement outside a transaction, in a thread and loop of its own: it works inside a running loop too, and blocks it."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         pool.submit(asyncio.run, _execute(url, statement)).result()
 

@@ -23,8 +23,8 @@ class PrivateServers(ServerSet):
 def private_servers(folder: Path) -> PrivateServers:
     """The pair of private nodes whose data live in `folder`, running or not; nothing is started.
 
-    The folder is made if it is missing, passable but not readable by others (0711), since the nodes' own 0700 folders inside belong to their
-    packages' users when we are root: those users must be able to reach it (not under /root, and a plain path: no spaces).
+    The folder is made if it is missing, passable but not readable by others (0711): the nodes' own 0700 folders inside belong to their
+    packages' users when we are root, and those users must be able to reach it (not under /root, and a plain path: no spaces).
     """
     folder.mkdir(mode=0o711, parents=True, exist_ok=True)
     folder.chmod(0o711)

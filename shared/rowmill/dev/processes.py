@@ -54,9 +54,7 @@ def account_for(package_user: str) -> Account:
     return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, switch=True)
 
 
-def run_as(
-    account: Account, argv: Sequence[str], *, env: Mapping[str, str], folder: Path, timeout: float = 60.0
-) -> subprocess.CompletedProcess[str]:
+def run_as(account: Account, argv: Sequence[str], *, env: Mapping[str, str], folder: Path, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
     """Run a command to its end as that user, in that folder; output is captured, the exit status is the caller's to judge."""
     return subprocess.run(
         list(argv),
@@ -74,9 +72,9 @@ def run_as(
 
 
 def start_detached(argv: Sequence[str], *, account: Account, env: Mapping[str, str], folder: Path, log: Path) -> ProcessMark:
-    """Start a server in a session of its own, so that no signal of our terminal reaches it, and as nobody's child, so that it can outlive us.
+    """Start a server that can outlive us, in a session of its own, so that no signal of our terminal reaches it.
 
-    A shell starts it and leaves: the server belongs to init, which reaps it. `log` gets what it prints.
+    A shell starts it and leaves: it is nobody's child but init's, which reaps it. `log` gets what it prints.
     """
     script = 'log=$1; shift; "$@" </dev/null >>"$log" 2>&1 & echo $!'
     started = subprocess.run(
