@@ -1,0 +1,151 @@
+"""`Client`: start runs and follow them, from scripts, services and notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from rowmill.client.jobs import Event, Job
+from rowmill.client.staging import Staged, stage
+from rowmill.encoding.values import encode_value
+from rowmill.errors import UsageError
+from rowmill.inputs import Source, check_columns, open_source
+from rowmill.runtime.bus import Bus
+from rowmill.runtime.clock import new_id
+from rowmill.runtime.deliveries import Delivery
+from rowmill.runtime.settings import ServiceSettings
+from rowmill_contracts.events import DatasetEvent, RowsCompleted, RowsFailed, RunEvent
+from rowmill_contracts.runs import Force, ListRuns, Mode, RunOptions, RunsListed, RunStart, RunSummary
+from rowmill_contracts.topology import ADMISSION_ASKS, EVENTS, RUNS_START
+
+if TYPE_CHECKING:
+    from rowmill.plays import Play
+
+CONNECT_SECONDS = 10.0
+
+
+class Client:
+    """A connection to rowmill's services. Use ``async with Client() as client``.
+
+    The broker's address comes from ``broker_url``, else ``ROWMILL_BROKER_URL``, else the project's `rowmill.toml`. With ``row_events`` false,
+    jobs hear of runs and datasets only, not of rows.
+    """
+
+    def __init__(self, broker_url: str | None = None, *, row_events: bool = True) -> None:
+        settings = ServiceSettings() if broker_url is None else ServiceSettings(broker_url=broker_url)
+        self.bus = Bus(settings, service="client")
+        self._row_events = row_events
+        self._jobs: dict[str, Job] = {}
+        self._heard_plays: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        """Raises UnavailableError if no broker answers within 10 seconds."""
+        await self.bus.start(wait=CONNECT_SECONDS)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.bus.stop()
+
+    async def start(
+        self,
+        play: Play[Any, Any] | str,
+        *,
+        input: dict[str, Any] | None = None,  # noqa: A002 - the word that authors know
+        run_id: str | None = None,
+        limit: int | None = None,
+        budget: Decimal | str | None = None,
+        force: Force | None = None,
+        mode: Mode | None = None,
+        concurrency: int | None = None,
+        org: str | None = None,
+        on_staged: Callable[[int], None] | None = None,
+        **fields: Any,
+    ) -> Job:
+        """Stage what must be staged, start a run, and return its job.
+
+        ``fields`` and ``input`` fill the play's input; a field of type ``Rows`` takes a list, an iterator, a frame, an Arrow stream, a path, or an
+        opened `Source`. A field named like an option goes into ``input``. Starting again with the same ``run_id`` is the same run.
+
+        Raises:
+            UsageError: a field is unknown or not storable. InputError: a source is unusable; nothing was started then.
+
+        """
+        given = {**(input or {}), **fields}
+        plain, sources = _divided(play, given)
+        run_id = run_id or new_id("run-")
+        job = await self._attend(play if isinstance(play, str) else play.name, run_id)
+        staged: dict[str, Staged] = {}
+        for field, source in sources.items():
+            staged[field] = await stage(self.bus, source, f"{run_id}.{field}", on_progress=on_staged)
+        message = RunStart(
+            play=play if isinstance(play, str) else play.name,
+            run_id=run_id,
+            input=plain,
+            input_ref={field: item.input_id for field, item in staged.items()} or None,
+            options=RunOptions(
+                force=force,
+                mode=mode,
+                concurrency=concurrency,
+                limit=limit,
+                budget=None if budget is None else Decimal(budget),
+            ),
+            org=org,
+        )
+        await self.bus.publish(message, RUNS_START, message_id=run_id)
+        return job
+
+    async def job(self, run_id: str) -> Job:
+        """A run that was started elsewhere or earlier; its events are heard from now on."""
+        job = Job(self.bus, run_id)
+        summary = await job.status()
+        if summary is not None:
+            return await self._attend(summary.play, run_id)
+        return job
+
+    async def runs(self, *, play: str | None = None, limit: int = 50) -> list[RunSummary]:
+        """The newest runs, newest first."""
+        return (await self.bus.ask(ListRuns(play=play, limit=limit), ADMISSION_ASKS, RunsListed)).runs
+
+    async def _attend(self, play: str, run_id: str) -> Job:
+        job = self._jobs.setdefault(run_id, Job(self.bus, run_id))
+        if play not in self._heard_plays:
+            self._heard_plays.add(play)
+            keys = [f"run.*.{play}", f"dataset.*.{play}.*"]
+            if self._row_events:
+                keys.append(f"rows.*.{play}.*")
+            await self.bus.listen(EVENTS, keys, self._heard)
+        return job
+
+    async def _heard(self, delivery: Delivery) -> None:
+        message = delivery.message
+        if isinstance(message, RunEvent | DatasetEvent | RowsCompleted | RowsFailed):
+            event: Event = message
+            job = self._jobs.get(event.run_id)
+            if job is not None:
+                job.hear(event)
+
+
+def _divided(play: Play[Any, Any] | str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Source]]:
+    """Plain values of the input, and the sources to stage. Checked here, before anything is staged."""
+    if isinstance(play, str):
+        return {name: encode_value(value, name) for name, value in given.items()}, {}
+    known = play.input_model.model_fields if play.input_model is not None else {}
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise UsageError(f"play {play.name!r} has no input field {', '.join(map(repr, unknown))}; it has: {', '.join(known) or 'none'}")
+    sources: dict[str, Source] = {}
+    plain: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in play.rows_fields:
+            source = value if isinstance(value, Source) else open_source(value)
+            check_columns(source, play.row_model(name))
+            sources[name] = source
+        else:
+            plain[name] = msgspec.to_builtins(encode_value(value, name))
+    missing = [name for name, field in known.items() if field.is_required() and name not in given]
+    if missing:
+        raise UsageError(f"play {play.name!r} needs input {', '.join(missing)}")
+    return plain, sources

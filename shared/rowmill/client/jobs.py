@@ -1,0 +1,177 @@
+"""A run as its client sees it: events while it goes, a result when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from rowmill.client.reading import SheetReader
+from rowmill.encoding.values import decode_value
+from rowmill.errors import RunFailed
+from rowmill.handles import SheetHandle
+from rowmill.runtime.bus import Bus
+from rowmill_contracts.counts import Counts, Problem
+from rowmill_contracts.events import DatasetEvent, RowsCompleted, RowsFailed, RunEvent
+from rowmill_contracts.runs import GetRun, RunShown, RunStop, RunSummary
+from rowmill_contracts.topology import ADMISSION_ASKS, RUNS_STOP
+
+Event = RunEvent | DatasetEvent | RowsCompleted | RowsFailed
+
+OVER = frozenset({"completed", "failed", "cancelled"})
+POLL_SECONDS = 2.0
+"""How long a client waits in silence before it asks for the run's state: events are hints, the state is the truth."""
+
+EVENTS_KEPT = 10_000
+"""Events kept for a job whose `events` nobody reads; the oldest go first."""
+
+FAILED_ROWS = 100
+"""Failed rows that a result carries; all of them are in the sheet."""
+
+
+@dataclass(frozen=True)
+class FailedRow:
+    """A row that failed: its place in the input (from 0), its data, and why."""
+
+    dataset: str
+    index: int
+    data: dict[str, Any]
+    error: Problem | None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended. ``output`` is what the play returned, with live handles; ``failed`` holds its first 100 failed rows."""
+
+    run_id: str
+    state: str
+    output: Any
+    counts: Counts
+    cost: Decimal
+    failed: list[FailedRow] = field(default_factory=list)
+    error: Problem | None = None
+
+
+class Job:
+    """A started run. Made by `Client.start` and `Client.job`."""
+
+    def __init__(self, bus: Bus, run_id: str) -> None:
+        self.run_id = run_id
+        self._bus = bus
+        self._reader = SheetReader(bus)
+        self._heard: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._news = asyncio.Event()
+        self._state_news = asyncio.Event()
+
+    def hear(self, event: Event) -> None:
+        """Take an event of this run (called by the client's one listener)."""
+        self._heard.append(event)
+        self._news.set()
+        if isinstance(event, RunEvent):
+            self._state_news.set()
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Events of the run from its start until it is over, at least once each; rows come in pages.
+
+        Who reads slower than 10 000 events lose the oldest. The stream ends after the run's last state, also where that event was lost.
+        """
+        while True:
+            while self._heard:
+                event = self._heard.popleft()
+                yield event
+                if isinstance(event, RunEvent) and event.state in OVER:
+                    return
+            if not await _within(POLL_SECONDS, self._news):
+                summary = await self.status()
+                if summary is not None and summary.state in OVER and not self._heard:
+                    yield _as_event(summary)
+                    return
+
+    async def status(self) -> RunSummary | None:
+        """The run as admission has it stored; None while its start has not arrived there."""
+        return (await self._bus.ask(GetRun(run_id=self.run_id), ADMISSION_ASKS, RunShown)).run
+
+    async def stop(self, reason: str = "stopped by its client") -> None:
+        """Stop the run: nothing new is sent for it; what is in flight is recorded."""
+        await self._bus.publish(RunStop(run_id=self.run_id, reason=reason), RUNS_STOP)
+
+    async def wait(self) -> RunSummary:
+        """Return when the run is over."""
+        while True:
+            summary = await self.status()
+            if summary is not None and summary.state in OVER:
+                return summary
+            await _within(POLL_SECONDS, self._state_news)
+
+    async def result(self, *, check: bool = True) -> RunResult:
+        """Wait for the end and return what came of it.
+
+        Raises:
+            RunFailed: the run failed or was cancelled and ``check`` is true. Failed rows alone do not raise.
+
+        """
+        summary = await self.wait()
+        if check and summary.state != "completed":
+            reason = f": {summary.error.message}" if summary.error is not None else ""
+            raise RunFailed(f"run {self.run_id} {summary.state}{reason}")
+        return RunResult(
+            run_id=self.run_id,
+            state=summary.state,
+            output=decode_value(self._live(msgspec.json.decode(summary.output))),
+            counts=summary.counts,
+            cost=summary.counts.cost,
+            failed=[row async for row in self._failed(summary)],
+            error=summary.error,
+        )
+
+    def _live(self, value: Any) -> Any:
+        """Handles in the output become readable."""
+        if isinstance(value, dict):
+            if set(value) == {"$handle"}:
+                return SheetHandle(value["$handle"]["run_id"], value["$handle"]["dataset"], self._reader)
+            return {key: self._live(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._live(item) for item in value]
+        return value
+
+    async def _failed(self, summary: RunSummary) -> AsyncIterator[FailedRow]:
+        found = 0
+        for dataset in summary.datasets:
+            if not dataset.counts.failed:
+                continue
+            async for row in self._reader.rows(self.run_id, dataset.dataset):
+                if row.mark != "failed":
+                    continue
+                yield FailedRow(dataset.dataset, row.index, msgspec.json.decode(row.data), row.error)
+                found += 1
+                if found >= FAILED_ROWS:
+                    return
+
+
+def _as_event(summary: RunSummary) -> RunEvent:
+    return RunEvent(
+        event_id=f"{summary.run_id}/{summary.state}",
+        run_id=summary.run_id,
+        play=summary.play,
+        state=summary.state,
+        counts=summary.counts,
+        cost=summary.counts.cost,
+        output=summary.output,
+        error=summary.error,
+    )
+
+
+async def _within(seconds: float, news: asyncio.Event) -> bool:
+    """Whether the event was set within that time; it is cleared for the next wait."""
+    try:
+        async with asyncio.timeout(seconds):
+            await news.wait()
+    except TimeoutError:
+        return False
+    news.clear()
+    return True

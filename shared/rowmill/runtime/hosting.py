@@ -1,0 +1,90 @@
+"""A process that hosts one service or several until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from rowmill.errors import UnknownName
+from rowmill.runtime.logging import configure
+from rowmill.runtime.service import App
+from rowmill.runtime.settings import ServiceSettings
+
+log = structlog.get_logger()
+
+SERVICES: Final[dict[str, str]] = {
+    "admission": "rowmill_admission.app",
+    "row-executor": "rowmill_row_executor.app",
+    "tool-gateway": "rowmill_tool_gateway.app",
+    "receipt-store": "rowmill_receipt_store.app",
+    "sheet-writer": "rowmill_sheet_writer.app",
+}
+"""Services by the name that people use, with the module whose ``App`` it is. Imported by name, since shared code knows no service."""
+
+ORPHAN_POLL: Final = 0.5
+"""Seconds between looks whether the process that started us is still there."""
+
+
+def app_named(name: str) -> App:
+    """A new instance of that service.
+
+    Raises:
+        UnknownName: there is no such service.
+
+    """
+    if name not in SERVICES:
+        raise UnknownName("service", name, list(SERVICES))
+    app: App = importlib.import_module(SERVICES[name]).App()
+    return app
+
+
+async def host(apps: Sequence[App], *, stop_with_parent: bool = False) -> None:
+    """Start the apps side by side, run until SIGTERM or SIGINT (or, with ``stop_with_parent``, until our parent process is gone), stop them."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    watch = asyncio.create_task(_watch_parent(os.getppid(), stopping)) if stop_with_parent else None
+    starting = asyncio.gather(*(app.start() for app in apps))
+    told_to_stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait([starting, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        starting.result()
+        log.info("services_started", services=[app.name for app in apps])
+        await told_to_stop
+    else:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+    log.info("services_stopping", services=[app.name for app in apps])
+    await asyncio.gather(*(app.stop() for app in apps))
+    if watch is not None:
+        watch.cancel()
+
+
+async def _watch_parent(parent: int, stopping: asyncio.Event) -> None:
+    while os.getppid() == parent:
+        await asyncio.sleep(ORPHAN_POLL)
+    stopping.set()
+
+
+def serve(names: Sequence[str], *, stop_with_parent: bool = False) -> None:
+    """Host the named services in this process (blocking), on uvloop where it is installed."""
+    settings = ServiceSettings()
+    configure(settings.log_level, settings.log_format)
+    apps = [app_named(name) for name in names]
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(host(apps, stop_with_parent=stop_with_parent))
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415 - not on every platform
+    except ImportError:
+        return None
+    return uvloop.Loop

@@ -1,0 +1,134 @@
+"""What is on the wire: schemas that are current, strict decoding, and a topology that fits the messages."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+
+from rowmill_contracts import topology
+from rowmill_contracts.digests import SHARDS, input_digest, page_digest, shard_of
+from rowmill_contracts.envelope import MAX_MESSAGE_BYTES, MESSAGES, UndecodableMessage, decode, encode
+from rowmill_contracts.events import RowEvent, RowsCompleted
+from rowmill_contracts.rows import joined
+from rowmill_contracts.runs import InputPage, RunOptions, RunStart
+from rowmill_contracts.schemas import FOLDER, render, schemas
+
+DESIGNED = {
+    *(["RunStart", "RunStop", "EventArrived", "InputPage", "InputSealed", "RowsCompleted", "RowsFailed", "RunEvent", "DatasetEvent"]),
+    *(["AdvanceRun", "TakeRun", "RenewRun", "RecordCalls", "ReleaseRun", "OpenDataset", "KeyPage", "LookupRows", "ReadRows", "QuerySheets"]),
+    *(["RowTasks", "RowsSettled", "RowsParked", "ToolCalls", "ToolResults", "ClaimReceipts", "Confirm", "Renew", "Complete", "Fail", "Release"]),
+    *(["LeaseShard", "HaltRun", "RowsCommitted"]),
+}
+
+
+def test_every_message_of_the_design_has_a_first_version() -> None:
+    assert {f"{name}.v1" for name in DESIGNED} <= set(MESSAGES)
+
+
+@pytest.mark.parametrize("name", sorted(schemas()))
+def test_committed_schemas_are_current(name: str) -> None:
+    committed = FOLDER / f"{name}.json"
+    assert committed.exists(), "run `make schemas`"
+    assert committed.read_text("utf-8") == render(schemas()[name]), "run `make schemas`"
+    jsonschema.Draft202012Validator.check_schema(json.loads(committed.read_text("utf-8")))
+
+
+def test_no_schema_is_left_of_a_message_that_is_gone() -> None:
+    assert {Path(path).name.removesuffix(".json") for path in FOLDER.glob("*.v[0-9]*.json")} == set(MESSAGES)
+
+
+def test_what_is_encoded_fits_its_schema_and_decodes_to_the_same() -> None:
+    messages = [
+        RunStart(play="leads", rows=[msgspec.Raw(b'{"domain":"a.com"}')], options=RunOptions(budget=Decimal("5.00"))),
+        RowsCompleted(
+            event_id="e",
+            run_id="r",
+            play="p",
+            dataset="d",
+            rows=[RowEvent(key="k", index=0, attempt=1, status="completed", data=msgspec.Raw(b'{"a":1}'))],
+        ),
+    ]
+    for message in messages:
+        body = encode(message)
+        jsonschema.validate(json.loads(body), schemas()[message.message_type])
+        assert encode(decode(message.message_type, body)) == body
+
+
+@pytest.mark.parametrize(
+    ("message_type", "body", "says"),
+    [
+        (None, b"{}", "None"),
+        ("RunStart.v2", b"{}", "RunStart.v2"),
+        ("RunStart.v1", b"{}", "play"),
+        ("RunStart.v1", b'{"play": "Leads!"}', r"\$\.play"),
+        ("RunStart.v1", b'{"play": "leads", "options": {"limit": "3"}}', r"\$\.options\.limit"),
+        ("RunStart.v1", b'{"play": "leads"', "truncated"),
+        ("RunStart.v1", b'{"play": "\xff"}', "RunStart.v1"),
+        ("RunStart.v1", b"[" * 100_000, "RunStart.v1"),
+        ("InputPage.v1", b'{"input_id": "i", "page": -1, "rows": []}', r"\$\.page"),
+    ],
+)
+def test_what_does_not_fit_is_refused_saying_where(message_type: str | None, body: bytes, says: str) -> None:
+    with pytest.raises(UndecodableMessage, match=says):
+        decode(message_type, body)
+
+
+def test_the_size_limit_is_exact() -> None:
+    frame = b'{"input_id":"i","page":0,"rows":["%s"]}'
+    fits = frame % (b"x" * (MAX_MESSAGE_BYTES - len(frame) + 2))
+    assert len(fits) == MAX_MESSAGE_BYTES
+    assert isinstance(decode("InputPage.v1", fits), InputPage)
+    with pytest.raises(UndecodableMessage, match="over the limit"):
+        decode("InputPage.v1", fits + b" ")
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert decode("RunStart.v1", b'{"play": "leads", "invented_later": 1}') == RunStart(play="leads")
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "shadows", "together"),
+    [
+        (b"{}", b"{}", False, {}),
+        (b'{"a":1}', b"{}", False, {"a": 1}),
+        (b"{}", b'{"b":2}', False, {"b": 2}),
+        (b' {"a":1} ', b'{"b":2}', False, {"a": 1, "b": 2}),
+        (b'{"a":1,"b":1}', b'{"b":2}', True, {"a": 1, "b": 2}),
+    ],
+)
+def test_joining_input_and_output_columns(left: bytes, right: bytes, shadows: bool, together: dict[str, int]) -> None:
+    assert json.loads(bytes(joined(msgspec.Raw(left), msgspec.Raw(right), shadows=shadows))) == together
+
+
+def test_digests_are_what_a_stranger_would_compute() -> None:
+    import hashlib
+
+    page = hashlib.sha256(b'{"a":1}\n{"a":2}\n').digest()
+    assert page_digest([b'{"a":1}', b'{"a":2}']) == page
+    assert input_digest([page, page]) == hashlib.sha256(page + page).hexdigest()
+
+
+def test_lanes_spread_over_the_shards_and_stay_where_they_are() -> None:
+    assert {shard_of("default", f"provider{i}") for i in range(500)} == set(range(SHARDS))
+    assert shard_of("default", "hunter") == shard_of("default", "hunter")
+
+
+def test_every_work_queue_dead_letters_to_a_queue_of_its_own_and_to_admission() -> None:
+    _, queues = topology.topology()
+    names = {queue.name for queue in queues}
+    admission = next(queue for queue in queues if queue.name == topology.ADMISSION_DEAD)
+    for queue in topology.WORK_QUEUES:
+        assert queue.arguments["x-dead-letter-routing-key"] == topology.dead(queue.name)
+        assert topology.dead(queue.name) in names
+        assert (topology.EXCHANGE, topology.dead(queue.name)) in admission.bindings
+        assert queue.arguments["x-overflow"] == "reject-publish"
+
+
+def test_no_routing_key_reaches_two_work_queues() -> None:
+    keys = [key for queue in topology.WORK_QUEUES for _, key in queue.bindings]
+    assert len(keys) == len(set(keys))
