@@ -1,0 +1,70 @@
+"""The `rowmill` command: what all of its commands share, and the place where each is registered.
+
+A command module has a function ``register(app)`` and imports what is heavy (drivers, brokers, Arrow) inside its commands, so that
+`rowmill --help` and short commands answer at once. Errors that rowmill raises on purpose end as one sentence on stderr: exit status 2 when the
+command was used wrongly or something must be installed first, 1 otherwise. With `--debug` or `ROWMILL_DEBUG=1` their traceback is shown.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from rowmill.cli import dev
+from rowmill.errors import RowmillError, UsageError
+
+
+class _ErrorsAsSentences(TyperGroup):
+    """Ends a command that failed with a sentence instead of a traceback."""
+
+    show_tracebacks = False
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except RowmillError as error:
+            if self.show_tracebacks:
+                raise
+            typer.echo(f"rowmill: {error}", err=True)
+            sys.exit(2 if isinstance(error, UsageError) else 1)
+        except Exception as error:
+            if self.show_tracebacks:
+                raise
+            typer.echo(f"rowmill: unexpected {type(error).__name__}: {error} (a bug; `rowmill --debug …` shows where)", err=True)
+            sys.exit(1)
+
+
+app = typer.Typer(
+    name="rowmill",
+    cls=_ErrorsAsSentences,
+    help="Works tables row by row with paid, rate-limited tools: never pays twice, never loses a row.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version  # noqa: PLC0415 - reads every installed package's metadata
+
+        typer.echo(f"rowmill {version('rowmill')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", envvar="ROWMILL_DEBUG", help="Show tracebacks of errors.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")] = False,
+) -> None:
+    """Options before the command's name."""
+    if isinstance(context.command, _ErrorsAsSentences):
+        context.command.show_tracebacks = debug
+
+
+for module in (dev,):
+    module.register(app)
