@@ -45,7 +45,7 @@ def line_batches(file: BinaryIO, encoding: str, *, newline: Literal["", "\n"], r
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
             offset = read - len(error.object) + error.start
-            problem = LineProblem(f"bytes that are not {encoding}: {error.object[error.start : error.start + 4]!r}", offset)
+            problem = LineProblem(f"bytes that are not {encoding}: {error.object[error.start : error.end]!r}", offset)
             text = _decodable_start(error)
         if first and text:
             text = text.removeprefix("\ufeff")
