@@ -55,12 +55,12 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+DebugOption = Annotated[bool, typer.Option("--debug", envvar="ROWMILL_DEBUG", help="Show tracebacks of errors.")]
+VersionOption = Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")]
+
+
 @app.callback()
-def _options(
-    context: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", envvar="ROWMILL_DEBUG", help="Show tracebacks of errors.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")] = False,
-) -> None:
+def _options(context: typer.Context, *, debug: DebugOption = False, version: VersionOption = False) -> None:  # noqa: ARG001 - its callback answers
     """Options before the command's name."""
     if isinstance(context.command, _ErrorsAsSentences):
         context.command.show_tracebacks = debug
