@@ -21,14 +21,14 @@ import subprocess
 import sys
 import urllib.request
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from aiohttp import web
 from provider_books import Control, Drop, Ledger, Misbehaviour, RateWindow
+from provider_http import HttpServer, Reply, Request, respond
 
 OWNERS = {"/v2/find": "hunter", "/v2/bulk": "hunter", "/match": "apollo", "/score": "crm", "/echo": "echo"}
 
@@ -87,8 +87,8 @@ class LeadsProvider:
         self._orders: list[Misbehaviour | Drop] = []
         self._answers_flow = asyncio.Event()
         self._answers_flow.set()
-        self._runner: web.ServerRunner | None = None
-        self._operations: dict[str, Callable[[web.BaseRequest], Awaitable[web.Response]]] = {
+        self._server = HttpServer(self._handle)
+        self._operations: dict[str, Callable[[Request], bytes]] = {
             "/_stats": self._stats,
             "/_control": self._control,
             "/_reset": self._reset,
@@ -98,18 +98,13 @@ class LeadsProvider:
 
     async def start(self, port: int = 0) -> str:
         """Listen on 127.0.0.1 (port 0: a free one); the base URL."""
-        self._runner = web.ServerRunner(web.Server(self._handle), access_log=None, shutdown_timeout=1.0)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", port, backlog=1024).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = f"http://127.0.0.1:{await self._server.start(port)}"
         return self.url
 
     async def stop(self) -> None:
         """Let held answers go, then close."""
         self._answers_flow.set()
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        await self._server.stop()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -152,48 +147,60 @@ class LeadsProvider:
 
     # Requests
 
-    async def _handle(self, request: web.BaseRequest) -> web.Response:
+    def _handle(self, request: Request) -> Reply | Coroutine[None, None, Reply]:
         path = request.path
         owner = OWNERS.get(path)
         if owner is None:
             operation = self._operations.get(path)
-            return await operation(request) if operation else _json({"error": f"no such path: {path}"}, 404)
+            return operation(request) if operation else _json({"error": f"no such path: {path}"}, 404)
         ledger = self.ledger
         ledger.requests[path] += 1
         in_flight = ledger.in_flight[owner] = ledger.in_flight[owner] + 1
         ledger.in_flight_max[owner] = max(ledger.in_flight_max[owner], in_flight)
-        try:
-            response = await self._answer(request, path, owner)
-        finally:
-            ledger.in_flight[owner] -= 1
-        ledger.replies[response.status] += 1
-        return response
+        status, reply = self._answer(request, path, owner)
+        if self.latency_ms or not self._answers_flow.is_set():
+            return self._later(owner, status, reply)
+        self._sent(owner, status)
+        return reply
 
-    async def _answer(self, request: web.BaseRequest, path: str, owner: str) -> web.Response:
-        body = await request.read()
+    async def _later(self, owner: str, status: int, reply: Reply) -> Reply:
+        try:
+            if self.latency_ms:
+                await asyncio.sleep(self.latency_ms / 1000)
+            await self._answers_flow.wait()
+        finally:
+            self._sent(owner, status)
+        return reply
+
+    def _sent(self, owner: str, status: int) -> None:
+        self.ledger.in_flight[owner] -= 1
+        if status:
+            self.ledger.replies[status] += 1
+        else:
+            self.ledger.dropped += 1
+
+    def _answer(self, request: Request, path: str, owner: str) -> tuple[int, Reply]:
+        """Status (0: none, the connection is cut) and response of a request, whose effects are booked."""
         now = asyncio.get_running_loop().time()
         window = self._windows[owner]
-        self.ledger.peak_per_second[owner] = max(self.ledger.peak_per_second[owner], window.arrive(now))
-        order = self._next_order(path)
+        arrived = window.arrive(now)
+        self.ledger.peak_per_second[owner] = max(self.ledger.peak_per_second[owner], arrived)
+        order = self._next_order(path) if self._orders or self.fail_rate or self.drop_rate else None
         if order is None and self.rate_limit is not None and (wait := window.refuse(now, self.rate_limit)) is not None:
-            return _json({"error": "rate limit"}, 429, {"Retry-After": str(math.ceil(wait))})
-        if order is not None and not order.effect:
-            answer = b""
-        else:
+            return 429, _json({"error": "rate limit"}, 429, {"Retry-After": str(math.ceil(wait))})
+        answer = b""
+        if order is None or order.effect:
             try:
-                answer = self._carry_out(request, path, owner, body)
-            except (msgspec.DecodeError, KeyError, TypeError) as error:
-                return _json({"error": f"malformed request: {error!r}"}, 400)
-        if self.latency_ms:
-            await asyncio.sleep(self.latency_ms / 1000)
-        if not self._answers_flow.is_set():
-            await self._answers_flow.wait()
+                answer = self._carry_out(request, path, owner)
+            except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+                return 400, _json({"error": f"malformed request: {error!r}"}, 400)
         if isinstance(order, Drop):
-            return self._drop(request)
+            return 0, None
         if order is not None:
             headers = {} if order.retry_after is None else {"Retry-After": f"{order.retry_after}"}
-            return _respond(order.body.encode() if order.body is not None else b'{"error":"ordered"}', order.status, headers)
-        return _respond(answer, 200)
+            body = order.body.encode() if order.body is not None else b'{"error":"ordered"}'
+            return order.status, respond(body, order.status, headers)
+        return 200, respond(answer)
 
     def _next_order(self, path: str) -> Misbehaviour | Drop | None:
         """What this request meets instead of its answer: what was ordered first, else what the rates say."""
@@ -209,57 +216,44 @@ class LeadsProvider:
             return Drop()
         return None
 
-    def _carry_out(self, request: web.BaseRequest, path: str, owner: str, body: bytes) -> bytes:
+    def _carry_out(self, request: Request, path: str, owner: str) -> bytes:
         """Book the effects of a request and give its answer."""
-        key = request.headers.get("Idempotency-Key")
+        book, honour = self.ledger.book, self.honour_keys
+        key = request.header(b"idempotency-key")
         if path == "/echo":
-            self.ledger.book(path, owner, body.decode(errors="replace"), key, honour_keys=self.honour_keys)
-            return _encode({"method": request.method, "headers": dict(request.headers), "body": body.decode(errors="replace")})
-        asked = _decode(body)
-        if path == "/v2/find":
-            self.ledger.book(path, owner, asked["domain"], key, honour_keys=self.honour_keys)
-            return _encode(hunter_answer(asked["domain"]))
-        if path == "/match":
-            self.ledger.book(path, owner, asked["domain"], key, honour_keys=self.honour_keys)
-            return _encode(apollo_answer(asked["domain"]))
-        items = asked["items"] if path == "/v2/bulk" else asked
+            text = request.body.decode(errors="replace")
+            book(path, owner, text, key, honour_keys=honour)
+            return _encode({"method": request.method, "headers": request.headers(), "query": request.query, "body": text})
+        asked = _decode(request.body)
+        if path in {"/v2/find", "/match"}:
+            domain = asked["domain"]
+            book(path, owner, domain, key, honour_keys=honour)
+            return _encode(hunter_answer(domain) if owner == "hunter" else apollo_answer(domain))
+        items = asked["items"] if owner == "hunter" else asked
+        answers = [hunter_answer(item["domain"]) if owner == "hunter" else crm_score(item["domain"]) for item in items]
         for item in items:
-            self.ledger.book(path, owner, item["domain"], item.get("key"), honour_keys=self.honour_keys)
-        if path == "/v2/bulk":
-            return _encode({"results": [hunter_answer(item["domain"]) for item in items]})
-        return _encode([crm_score(item["domain"]) for item in items])
-
-    def _drop(self, request: web.BaseRequest) -> web.Response:
-        self.ledger.dropped += 1
-        if request.transport is not None:
-            request.transport.abort()
-        return _respond(b"", 500)
+            book(path, owner, item["domain"], item.get("key"), honour_keys=honour)
+        return _encode({"results": answers} if owner == "hunter" else answers)
 
     # Operations
 
-    async def _stats(self, request: web.BaseRequest) -> web.Response:
+    def _stats(self, request: Request) -> bytes:
         return _json(self.stats(brief="brief" in request.query))
 
-    async def _control(self, request: web.BaseRequest) -> web.Response:
+    def _control(self, request: Request) -> bytes:
         try:
-            order = msgspec.json.decode(await request.read(), type=Control)
+            self.control(msgspec.json.decode(request.body, type=Control))
         except msgspec.DecodeError as error:
             return _json({"error": str(error)}, 400)
-        self.control(order)
         return _json({"ok": True})
 
-    async def _reset(self, request: web.BaseRequest) -> web.Response:
-        await request.read()
+    def _reset(self, _: Request) -> bytes:
         self.reset()
         return _json({"ok": True})
 
 
-def _respond(body: bytes, status: int, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
-
-
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return _respond(_encode(value), status, headers)
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> bytes:
+    return respond(_encode(value), status, headers)
 
 
 class ProviderProcess:
@@ -309,9 +303,7 @@ class ProviderProcess:
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    provider = LeadsProvider(
-        latency_ms=options.latency_ms, rate_limit=options.rate_limit, fail_rate=options.fail_rate, drop_rate=options.drop_rate
-    )
+    provider = LeadsProvider(latency_ms=options.latency_ms, rate_limit=options.rate_limit, fail_rate=options.fail_rate, drop_rate=options.drop_rate)
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -14,7 +14,7 @@ class Misbehaviour(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     path: str | None = None
     count: int = 1
     status: int = 500
-    retry_after: float | str | None = None
+    retry_after: int | float | str | None = None
     body: str | None = None
     effect: bool = False
     """Whether the effect happens, and is counted, all the same."""

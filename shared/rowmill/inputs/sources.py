@@ -8,11 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 Row = dict[str, Any]
+Item = TypeVar("Item")
 
 PAGE_ROWS = 200
 PAGE_BYTES = 1024 * 1024
@@ -57,19 +58,23 @@ class Source(ABC):
     def pages(self, max_rows: int = PAGE_ROWS, max_bytes: int = PAGE_BYTES) -> Iterator[list[Row]]:
         """The rows in pages of at most `max_rows`, and of at most `max_bytes` as JSON unless a single row is larger (it goes alone)."""
         self.check()
-        yield from cut_pages(self.rows(), max_rows, max_bytes)
+        yield from _cut(((row, len(_encode(row))) for row in self.rows()), max_rows, max_bytes)
+
+    def encoded_pages(self, max_rows: int = PAGE_ROWS, max_bytes: int = PAGE_BYTES) -> Iterator[list[bytes]]:
+        """The same pages with each row as JSON, for who sends them on: a row is encoded once."""
+        self.check()
+        yield from _cut(((text, len(text)) for text in map(_encode, self.rows())), max_rows, max_bytes)
 
 
-def cut_pages(rows: Iterable[Row], max_rows: int, max_bytes: int) -> Iterator[list[Row]]:
-    """Gather rows into pages; holds one page and one row."""
-    page: list[Row] = []
-    size = 2  # the brackets
-    for row in rows:
-        length = len(_encode(row)) + 1  # and a comma
-        if page and (len(page) >= max_rows or size + length > max_bytes):
+def _cut(sized: Iterable[tuple[Item, int]], max_rows: int, max_bytes: int) -> Iterator[list[Item]]:
+    """Gather items of known size into pages; holds one page and one item."""
+    page: list[Item] = []
+    total = 2  # the brackets
+    for item, size in sized:
+        if page and (len(page) >= max_rows or total + size + 1 > max_bytes):
             yield page
-            page, size = [], 2
-        page.append(row)
-        size += length
+            page, total = [], 2
+        page.append(item)
+        total += size + 1  # and a comma
     if page:
         yield page

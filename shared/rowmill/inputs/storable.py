@@ -18,9 +18,9 @@ def storable_row(row: Mapping[Any, Any], *, name: str, record: int) -> Row:
         if not isinstance(column, str):
             raise InputError(f"{name}: record {record}: column names must be text, not {column!r}")
         try:
-            stored[column] = encode_value(value)
+            stored[column] = encode_value(value, column)
         except ValueNotStorable as error:
-            raise InputError(f"{name}: record {record}: column {column!r}: {error}") from error
+            raise InputError(f"{name}: record {record}: {error}") from error
     return stored
 
 

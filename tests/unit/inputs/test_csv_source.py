@@ -4,6 +4,7 @@
 
 import csv
 import io
+import json
 import tracemalloc
 from itertools import chain
 from pathlib import Path
@@ -280,6 +281,8 @@ def test_pages_keep_to_rows_and_bytes(tmp_path: Path) -> None:
     assert list(chain.from_iterable(sizes)) == [10] * 450 + [700, 700, 5000, 10]
     assert all(len(page) <= 200 for page in sizes)
     assert [5000] in sizes  # over the budget: alone
+    encoded = open_source(path).encoded_pages(max_rows=200, max_bytes=1000 * 5)
+    assert [[len(json.loads(row)["a"]) for row in page] for page in encoded] == sizes
 
 
 def test_a_file_can_be_paged_again(tmp_path: Path) -> None:

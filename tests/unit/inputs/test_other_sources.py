@@ -41,7 +41,7 @@ def test_json_lines_keep_their_types_and_skip_blank_lines(tmp_path: Path) -> Non
 
 def test_numbers_in_json_lines_are_not_changed(tmp_path: Path) -> None:
     (row,) = rows(write(tmp_path, '{"big":123456789012345678901234567890,"one":1,"oneish":1.0}'))
-    assert row["big"] == encode_value(123456789012345678901234567890)
+    assert row["big"] == encode_value(123456789012345678901234567890, "big")
     assert [type(row[name]) for name in ("one", "oneish")] == [int, float]
 
 
@@ -93,7 +93,7 @@ TABLE = pa.table(
 
 
 def encoded_table() -> list[dict[str, Any]]:
-    return [{name: encode_value(value) for name, value in row.items()} for row in TABLE.to_pylist()]
+    return [{name: encode_value(value, name) for name, value in row.items()} for row in TABLE.to_pylist()]
 
 
 def test_parquet_rows_keep_their_meaning(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_nanoseconds_are_not_cut() -> None:
     exact = pa.array([1_700_000_000_000_000_000], pa.timestamp("ns", tz="UTC"))
     finer = pa.array([1_700_000_000_000_000_001], pa.timestamp("ns", tz="UTC"))
     (row,) = rows(pa.table({"exact": exact, "finer": finer}))
-    assert row["exact"] == encode_value(dt.datetime(2023, 11, 14, 22, 13, 20, tzinfo=dt.UTC))
+    assert row["exact"] == encode_value(dt.datetime(2023, 11, 14, 22, 13, 20, tzinfo=dt.UTC), "exact")
     assert row["finer"] == "2023-11-14 22:13:20.000000001Z"
 
 
@@ -167,7 +167,7 @@ def test_lists_take_dicts_models_and_dataclasses() -> None:
     day = dt.date(1999, 1, 1)
     source = open_source([{"domain": "a.com"}, Lead("b.com"), Company(domain="c.com", founded=day)])
     assert source.columns == ["domain", "founded"]
-    assert list(source.pages()) == [[{"domain": "a.com"}, {"domain": "b.com"}, {"domain": "c.com", "founded": encode_value(day)}]]
+    assert list(source.pages()) == [[{"domain": "a.com"}, {"domain": "b.com"}, {"domain": "c.com", "founded": encode_value(day, "founded")}]]
     assert source.stats.records == 3
 
 

@@ -49,7 +49,7 @@ class Contact(BaseModel):
 
 def test_values_in_csv_read_as_people_expect(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
-    values = {
+    values: dict[str, Any] = {
         "object": {"email": "ü@a.com"},
         "list": [1, None],
         "true": True,
@@ -92,7 +92,7 @@ def test_tsv_is_cut_by_tabs(tmp_path: Path) -> None:
 
 def test_flatten_puts_members_where_their_object_was(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"domain": "a", "contact": None, "score": 1},
         {"domain": "b", "contact": {"email": "e", "name": {"first": "f"}, "tags": ["x"], "none": {}}, "score": 2},
         {"domain": "c", "contact": {"phone": "p"}, "score": 3},
@@ -156,7 +156,7 @@ def test_json_lines_flatten_too(tmp_path: Path) -> None:
 
 def test_parquet_types_a_column_by_all_of_its_values(tmp_path: Path) -> None:
     path = tmp_path / "out.parquet"
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"int": 1, "float": 1, "bool": True, "mixed": 1, "text": "x", "object": {"a": 1}, "huge": 2**64, "none": None, "exact": 2**60},
         {"int": None, "float": 2.5, "bool": None, "mixed": "one", "text": None, "object": None, "huge": 1, "none": None, "exact": 0.5},
     ]
