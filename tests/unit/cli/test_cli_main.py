@@ -1,0 +1,93 @@
+"""What all commands share: version, errors as one sentence, exit statuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from rowmill.cli.main import app
+from rowmill.errors import RowmillError
+
+
+def rowmill(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def nothing_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ROWMILL_PROJECT", str(tmp_path))
+    monkeypatch.setenv("ROWMILL_BROKER_URL", "amqp://u:hidden@127.0.0.1:1/")
+    monkeypatch.setenv("ROWMILL_DATABASE_URL", "postgresql://127.0.0.1:1/x")
+    monkeypatch.delenv("ROWMILL_DEBUG", raising=False)
+    return tmp_path
+
+
+def test_version() -> None:
+    assert rowmill("--version").stdout.startswith("rowmill ")
+
+
+def test_an_error_on_purpose_is_one_sentence_on_stderr_and_status_1(nothing_answers: Path) -> None:
+    result = rowmill("dev", "up")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("rowmill: ROWMILL_BROKER_URL names the broker at amqp://u:***@127.0.0.1:1/")
+    assert result.stderr.count("\n") == 1
+
+
+def test_debug_lets_the_error_through(nothing_answers: Path) -> None:
+    result = rowmill("--debug", "dev", "up")
+    assert isinstance(result.exception, RowmillError)
+
+
+def test_missing_packages_end_with_status_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rowmill.dev.rabbitmq.PACKAGE_SCRIPTS", tmp_path / "none")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("ROWMILL_BROKER_URL", "ROWMILL_DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    result = rowmill("dev", "up", "--project", str(tmp_path))
+    assert result.exit_code == 2
+    assert "apt-get install -y rabbitmq-server" in result.stderr
+
+
+def test_an_unknown_command_ends_with_status_2() -> None:
+    result = rowmill("frobnicate")
+    assert result.exit_code == 2
+    assert "frobnicate" in result.stderr
+
+
+def test_a_bug_is_named_as_one() -> None:
+    broken = typer.Typer(cls=type(typer.main.get_group(app)), pretty_exceptions_enable=False)
+
+    @broken.command()
+    def divide() -> None:
+        raise ZeroDivisionError("division by zero")
+
+    @broken.command()
+    def other() -> None:
+        pass
+
+    result = CliRunner().invoke(broken, ["divide"])
+    assert result.exit_code == 1
+    assert "unexpected ZeroDivisionError: division by zero (a bug" in result.stderr
+
+
+def test_status_as_json_says_that_nothing_runs_and_ends_with_status_1(nothing_answers: Path) -> None:
+    result = rowmill("dev", "status", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["broker"] == {
+        "data": None,
+        "kind": "external",
+        "log": None,
+        "running": False,
+        "url": "amqp://u:***@127.0.0.1:1/",
+    }
+    assert "hidden" not in result.output
+
+
+def test_down_and_reset_of_nothing_are_no_errors(nothing_answers: Path) -> None:
+    assert "nothing of this project's own was running" in rowmill("dev", "down").stderr
+    assert json.loads(rowmill("dev", "reset", "--yes", "--json").stdout) == {"deleted": False}
