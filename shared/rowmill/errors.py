@@ -8,7 +8,10 @@ an author's ``except Exception`` around a tool call must not turn a parked row i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from rowmill_contracts.tools import ToolFailure
 
 
 class RowmillError(Exception):
@@ -112,6 +115,10 @@ class ToolFailed(RowmillError):
     """A tool call failed for good; `failure` is the typed record (SPEC 4.4)."""
 
     code = "tool_failed"
+
+    def __init__(self, message: str, failure: ToolFailure | None = None) -> None:
+        super().__init__(message)
+        self.failure = failure
 
 
 class Suspended(BaseException):
