@@ -140,4 +140,4 @@ def _advice(error: csv.Error) -> str:
         return f"a field is over {MAX_LINE_CHARACTERS:,} characters; is the end of a quoted field missing?"
     if "unexpected end of data" in str(error):
         return "a quoted field starts here and never ends"
-    return f"broken quoting ({error}); inside a quoted field a quote is written twice"
+    return f"broken quoting ({error}); inside a quoted field a quote is written twice; where quotes are plain text, read the file with quote ''"

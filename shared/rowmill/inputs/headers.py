@@ -35,11 +35,12 @@ def check_columns(source: Source, model: type[BaseModel] | None) -> None:
     """Raise `MissingColumns`, naming what is missing and what was found, unless `source` has every column that `model` requires.
 
     A source whose columns are not known before it is read (an iterator) and one without rows or header pass; so does `model=None`.
-    Files are read once for it (`Source.check`).
+    A JSON Lines file is read through for it (`Source.check`).
     """
     if model is None:
         return
-    source.check()
+    if source.columns is None:
+        source.check()
     found = source.columns
     if found is None or (not found and source.stats.records == 0):
         return

@@ -15,13 +15,15 @@ from typing import Any
 import msgspec
 
 from rowmill.errors import OutputError
+from rowmill.handles import Handle, HandleReference
 from rowmill.tool_results import ToolResult
 
 _encode = msgspec.json.Encoder().encode
 
 
 def exported(value: Any) -> Any:
-    """`value` as JSON can show it: a tool's result is its data, times are ISO 8601, decimals are text, bytes are base64, sets are sorted lists.
+    """`value` as JSON can show it: a tool's result is its data, times are ISO 8601, decimals are text, bytes are base64, sets are sorted lists,
+    a handle is its run and dataset.
 
     For people and their tools; it is not read back. Keys of objects become text.
     """
@@ -33,6 +35,8 @@ def exported(value: Any) -> Any:
         return value if value - value == 0 else str(value)  # NaN and infinities have no JSON
     if isinstance(value, ToolResult):
         return exported(value.data)
+    if isinstance(value, (Handle, HandleReference)):
+        return {"run_id": value.run_id, "dataset": value.dataset}
     if isinstance(value, Mapping):
         return {str(name): exported(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rowmill.encoding.values import decode_value
 from rowmill.errors import OutputError
 from rowmill.outputs.cells import exported, flattened
 from rowmill.outputs.files import check_writable, is_special, refusals, replacing
@@ -68,8 +69,11 @@ class RowWriter:
         return self
 
     def write(self, row: dict[str, Any], status: str, error: str | None = None) -> None:
-        """Add one row: input columns and cells by name. A column that was not announced raises `OutputError`; nothing is left out silently."""
-        values = {name: exported(value) for name, value in self._ordered(row).items()}
+        """Add one row: input columns and cells by name, as stored (encoded by `rowmill.encoding.values`) or as Python values.
+
+        Nothing is left out silently: a column that was not announced raises `OutputError`.
+        """
+        values = {name: exported(decode_value(value, name)) for name, value in self._ordered(row).items()}
         if self._flatten:
             values = flattened(values)
         values[STATUS] = status

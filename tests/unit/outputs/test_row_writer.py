@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from rowmill.encoding.values import encode_value
 from rowmill.errors import OutputError
+from rowmill.handles import HandleReference
 from rowmill.inputs import open_source
 from rowmill.outputs import RowWriter, check_output
 from rowmill.tool_results import ToolResult
@@ -83,6 +85,29 @@ def test_values_in_csv_read_as_people_expect(tmp_path: Path) -> None:
         "_status": "completed",
         "_error": "",
     }
+
+
+def test_stored_values_are_written_as_what_they_stand_for(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    values: dict[str, Any] = {
+        "day": dt.date(2024, 2, 29),
+        "money": Decimal("1.10"),
+        "nested": {"when": dt.timedelta(seconds=90), "tags": {"b", "a"}},
+        "result": ToolResult(tool="t", status="completed", raw={"a": 1}, data={"email": "y"}),
+        "handle": HandleReference("r1", "leads"),
+        "nul": "a\0b",
+        "huge": 2**70,
+    }
+    write(path, {name: encode_value(value, name) for name, value in values.items()}, inputs=[], outputs=list(values))
+    assert table(path)[1][:-2] == [
+        "2024-02-29",
+        "1.10",
+        '{"when":90.0,"tags":["a","b"]}',
+        '{"email":"y"}',
+        '{"run_id":"r1","dataset":"leads"}',
+        "a\0b",
+        str(2**70),
+    ]
 
 
 def test_tsv_is_cut_by_tabs(tmp_path: Path) -> None:
