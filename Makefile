@@ -46,7 +46,7 @@ clean: ## Remove caches and built files; .venv and the servers' data stay
 	find contracts shared services tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 packages: install # what the tests' own servers need, and a client of strangers to speak to them
-	@$(BIN)/python -m rowmill.dev.install amqp-publish=amqp-tools
+	@$(BIN)/python -m rowmill.dev amqp-publish=amqp-tools
 
 $(INSTALLED): requirements.lock pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q --require-hashes -r requirements.lock

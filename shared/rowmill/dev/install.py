@@ -1,18 +1,14 @@
-"""Installing Debian's packages of the two servers, when and only when a person asked for it (`rowmill dev up --install`, `make`).
-
-``python -m rowmill.dev.install [COMMAND=PACKAGE ...]`` installs what private servers need, and each PACKAGE whose COMMAND is not there.
-"""
+"""Installing Debian's packages of the two servers, when and only when a person asked for it (`rowmill dev up --install`, `make`)."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 
 from rowmill.dev import postgres, rabbitmq
-from rowmill.errors import PackagesMissing, RowmillError, ServersUnavailable
+from rowmill.errors import PackagesMissing, ServersUnavailable
 
 Report = Callable[[str], None]
 
@@ -65,20 +61,3 @@ def _rights() -> list[str] | None:
     except subprocess.TimeoutExpired:
         return None
     return ["sudo", "-n", "env", "DEBIAN_FRONTEND=noninteractive"] if asked.returncode == 0 else None
-
-
-def _main(also: list[str]) -> int:
-    wanted = dict(pair.split("=", 1) for pair in also)
-    packages = missing_packages() + [package for command, package in wanted.items() if shutil.which(command) is None]
-    if not packages:
-        return 0
-    try:
-        install_packages(packages, report=lambda message: print(message, file=sys.stderr))  # noqa: T201 - a command's own output
-    except RowmillError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))
