@@ -22,10 +22,6 @@ DatabaseOption = Annotated[str | None, typer.Option(envvar="ROWMILL_DATABASE_URL
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(servers_app, name="dev")
-
-
 @servers_app.command()
 def up(
     *,

@@ -1,6 +1,6 @@
 """The `rowmill` command: what all of its commands share, and the place where each is registered.
 
-A command module has a function ``register(app)`` and imports what is heavy (drivers, brokers, Arrow) inside its commands, so that
+Each command or group has a module of its own here, which imports what is heavy (drivers, brokers, Arrow) inside its functions, so that
 `rowmill --help` and short commands answer at once. Errors that rowmill raises on purpose end as one sentence on stderr: exit status 2 when the
 command was used wrongly or something must be installed first, 1 otherwise. With `--debug` or `ROWMILL_DEBUG=1` their traceback is shown.
 """
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rowmill.cli import dev
+from rowmill.cli import dev, serve
 from rowmill.errors import RowmillError, UsageError
 
 
@@ -66,5 +66,6 @@ def _options(context: typer.Context, *, debug: DebugOption = False, version: Ver
         context.command.show_tracebacks = debug
 
 
-for module in (dev,):
-    module.register(app)
+# One line per command or group of commands.
+app.command("serve")(serve.serve)
+app.add_typer(dev.servers_app, name="dev")
