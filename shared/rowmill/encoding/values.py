@@ -166,7 +166,7 @@ def _encode_datetime(value: dt.datetime, _: int) -> Any:
         raise ValueNotStorable(f"a time in zone {value.tzinfo!r} cannot be stored; use zoneinfo.ZoneInfo or a fixed offset")
     if zone is None and value.fold == 0:
         return _tagged("datetime", value.isoformat())
-    return _tagged("datetime", {"iso": value.replace(tzinfo=None).isoformat() if zone else value.isoformat(), "zone": zone, "fold": value.fold})
+    return _tagged("datetime", {"iso": value.isoformat(), "zone": zone, "fold": value.fold})
 
 
 def _encode_time(value: dt.time, _: int) -> Any:
@@ -218,7 +218,7 @@ def decode_value(value: Any, column: str, *, handle: HandleFactory | None = None
     A tool result's ``data`` is the tool's output type again where the tool is loaded and the data still fits it. A handle becomes
     ``handle(run_id, dataset)``, or a `HandleReference`. Raises `ValueNotStorable`, naming the column, for an encoding that is not known.
     """
-    if not _has_tag(value):
+    if not has_tag(value):
         return value
     try:
         return _decoded(value, handle or HandleReference)
@@ -226,11 +226,12 @@ def decode_value(value: Any, column: str, *, handle: HandleFactory | None = None
         raise ValueNotStorable(f"column {column!r}: the stored value cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _has_tag(value: Any) -> bool:
+def has_tag(value: Any) -> bool:
+    """Whether anything in JSON values may be an encoding rather than itself."""
     kind = type(value)
     if kind is dict:
-        return not _RESERVED.isdisjoint(value) or any(_has_tag(member) for member in value.values() if type(member) in _CONTAINERS)
-    return kind is list and any(_has_tag(item) for item in value if type(item) in _CONTAINERS)
+        return not _RESERVED.isdisjoint(value) or any(has_tag(member) for member in value.values() if type(member) in _CONTAINERS)
+    return kind is list and any(has_tag(item) for item in value if type(item) in _CONTAINERS)
 
 
 _CONTAINERS = frozenset({dict, list})
@@ -254,8 +255,8 @@ def _decoded(value: Any, handle: HandleFactory) -> Any:
 def _decode_datetime(encoded: Any, _: HandleFactory) -> dt.datetime:
     if isinstance(encoded, str):
         return dt.datetime.fromisoformat(encoded)
-    zoneless = dt.datetime.fromisoformat(encoded["iso"]).replace(fold=encoded["fold"])
-    return zoneless if encoded["zone"] is None else zoneless.replace(tzinfo=zoneinfo.ZoneInfo(encoded["zone"]))
+    moment = dt.datetime.fromisoformat(encoded["iso"]).replace(fold=encoded["fold"])
+    return moment if encoded["zone"] is None else moment.replace(tzinfo=zoneinfo.ZoneInfo(encoded["zone"]))
 
 
 def _decode_tool_result(encoded: Any, handle: HandleFactory) -> ToolResult[Any]:
