@@ -43,6 +43,10 @@ def _float(encoded: str) -> Any:
     return encoded if number != number or number in (float("inf"), float("-inf")) else number  # noqa: PLR0124 - only NaN differs from itself
 
 
+def _iso(encoded: Any) -> Any:
+    return encoded if isinstance(encoded, str) else encoded["iso"]
+
+
 _EXPORTS: dict[str, Callable[[Any], Any]] = {
     "int": int,
     "float": _float,
@@ -50,7 +54,8 @@ _EXPORTS: dict[str, Callable[[Any], Any]] = {
     "tuple": _exported,
     "set": _exported,
     "frozenset": _exported,
-    "datetime": lambda encoded: encoded if isinstance(encoded, str) else encoded["iso"],
+    "datetime": _iso,
+    "time": _iso,
     "timedelta": lambda encoded: dt.timedelta(*encoded).total_seconds(),
     "tool_result": lambda encoded: _exported(encoded.get("data", encoded["raw"])),
 }

@@ -10,8 +10,8 @@ kind                    ``v``
 ``str``                 text with Python's ``unicode_escape``, for strings with NUL or lone surrogates
 ``bytes``, ``bytearray``  base64
 ``decimal``             text, digits kept: ``"1.10"``
-``datetime``            ISO text, or ``{"iso", "zone", "fold"}`` with a named zone or a fold
-``date``, ``time``      ISO text
+``datetime``, ``time``  ISO text, or ``{"iso", "zone", "fold"}`` with a named zone or a fold
+``date``                ISO text
 ``timedelta``           ``[days, seconds, microseconds]``
 ``uuid``                text
 ``tuple``               list of values
@@ -34,7 +34,7 @@ import enum
 import uuid
 import zoneinfo
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
@@ -161,18 +161,16 @@ def _encode_float(value: float, _: int) -> Any:
 def _encode_datetime(value: dt.datetime, _: int) -> Any:
     if value != value or getattr(value, "nanosecond", False):  # noqa: PLR0124 - pandas' "not a time" is a datetime that differs from itself
         raise ValueNotStorable(f"{value!r} cannot be stored: times have a date and whole microseconds")
+    return _tagged("datetime", _moment(value))
+
+
+def _moment(value: dt.datetime | dt.time) -> str | dict[str, Any]:
     zone = value.tzinfo.key if isinstance(value.tzinfo, zoneinfo.ZoneInfo) else None
     if value.tzinfo is not None and zone is None and not isinstance(value.tzinfo, dt.timezone):
         raise ValueNotStorable(f"a time in zone {value.tzinfo!r} cannot be stored; use zoneinfo.ZoneInfo or a fixed offset")
     if zone is None and value.fold == 0:
-        return _tagged("datetime", value.isoformat())
-    return _tagged("datetime", {"iso": value.isoformat(), "zone": zone, "fold": value.fold})
-
-
-def _encode_time(value: dt.time, _: int) -> Any:
-    if value.fold or not (value.tzinfo is None or isinstance(value.tzinfo, dt.timezone)):
-        raise ValueNotStorable(f"a time of day in zone {value.tzinfo!r} cannot be stored; use a datetime or a fixed offset")
-    return _tagged("time", value.isoformat())
+        return value.isoformat()
+    return {"iso": value.isoformat(), "zone": zone, "fold": value.fold}
 
 
 def _encode_set(kind: str) -> Callable[[Any, int], Any]:
@@ -195,7 +193,7 @@ _ENCODERS: dict[type, Callable[[Any, int], Any]] = {
     decimal.Decimal: lambda value, _: _tagged("decimal", str(value)),
     dt.datetime: _encode_datetime,
     dt.date: lambda value, _: _tagged("date", value.isoformat()),
-    dt.time: _encode_time,
+    dt.time: lambda value, _: _tagged("time", _moment(value)),
     dt.timedelta: lambda value, _: _tagged("timedelta", [value.days, value.seconds, value.microseconds]),
     uuid.UUID: lambda value, _: _tagged("uuid", str(value)),
     ToolResult: lambda value, depth: _tagged("tool_result", _encoded(value.to_json(), depth + 1)),
@@ -252,10 +250,13 @@ def _decoded(value: Any, handle: HandleFactory) -> Any:
     return {name: _decoded(member, handle) for name, member in value.items()}
 
 
-def _decode_datetime(encoded: Any, _: HandleFactory) -> dt.datetime:
+Moment = TypeVar("Moment", dt.datetime, dt.time)
+
+
+def _read_moment(kind: type[Moment], encoded: Any) -> Moment:
     if isinstance(encoded, str):
-        return dt.datetime.fromisoformat(encoded)
-    moment = dt.datetime.fromisoformat(encoded["iso"]).replace(fold=encoded["fold"])
+        return kind.fromisoformat(encoded)
+    moment = kind.fromisoformat(encoded["iso"]).replace(fold=encoded["fold"])
     return moment if encoded["zone"] is None else moment.replace(tzinfo=zoneinfo.ZoneInfo(encoded["zone"]))
 
 
@@ -279,9 +280,9 @@ _DECODERS: dict[str, Callable[[Any, HandleFactory], Any]] = {
     "bytes": lambda v, _: base64.b64decode(v, validate=True),
     "bytearray": lambda v, _: bytearray(base64.b64decode(v, validate=True)),
     "decimal": lambda v, _: decimal.Decimal(v),
-    "datetime": _decode_datetime,
+    "datetime": lambda v, _: _read_moment(dt.datetime, v),
     "date": lambda v, _: dt.date.fromisoformat(v),
-    "time": lambda v, _: dt.time.fromisoformat(v),
+    "time": lambda v, _: _read_moment(dt.time, v),
     "timedelta": lambda v, _: dt.timedelta(*v),
     "uuid": lambda v, _: uuid.UUID(v),
     "tool_result": _decode_tool_result,
