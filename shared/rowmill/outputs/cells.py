@@ -6,54 +6,14 @@ so import files with data from strangers as text.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Mapping
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from typing import Any
 
 import msgspec
 
 from rowmill.errors import OutputError
-from rowmill.handles import Handle, HandleReference
-from rowmill.tool_results import ToolResult
 
 _encode = msgspec.json.Encoder().encode
-
-
-def exported(value: Any) -> Any:
-    """`value` as JSON can show it: a tool's result is its data, times are ISO 8601, decimals are text, bytes are base64, sets are sorted lists,
-    a handle is its run and dataset.
-
-    For people and their tools; it is not read back. Keys of objects become text.
-    """
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")  # lone surrogates have no UTF-8
-    if value is None or isinstance(value, (bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if value - value == 0 else str(value)  # NaN and infinities have no JSON
-    if isinstance(value, ToolResult):
-        return exported(value.data)
-    if isinstance(value, (Handle, HandleReference)):
-        return {"run_id": value.run_id, "dataset": value.dataset}
-    if isinstance(value, Mapping):
-        return {str(name): exported(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [exported(inner) for inner in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted((exported(inner) for inner in value), key=_encode)
-    if isinstance(value, (datetime, date, time)):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, Decimal):
-        return str(value)
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return base64.b64encode(value).decode("ascii")
-    if callable(dump := getattr(value, "model_dump", None)):
-        return exported(dump())
-    return str(value)
 
 
 def cell_text(value: Any) -> str:

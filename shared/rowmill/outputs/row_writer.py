@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rowmill.encoding.values import decode_value
+from rowmill.encoding.exports import export_value
 from rowmill.errors import OutputError
-from rowmill.outputs.cells import exported, flattened
+from rowmill.outputs.cells import flattened
 from rowmill.outputs.files import check_writable, is_special, refusals, replacing
 from rowmill.outputs.formats import CSV_ENDINGS, ENDINGS, JSON_LINES_ENDINGS, PARQUET_ENDINGS, CsvFormat, JsonLinesFormat, RowFormat
 from rowmill.outputs.spool import ColumnKinds, Spool
@@ -69,11 +69,11 @@ class RowWriter:
         return self
 
     def write(self, row: dict[str, Any], status: str, error: str | None = None) -> None:
-        """Add one row: input columns and cells by name, as stored (encoded by `rowmill.encoding.values`) or as Python values.
+        """Add one row: input columns and cells by name, as they are stored (JSON values in the encoding of `rowmill.encoding.values`).
 
         Nothing is left out silently: a column that was not announced raises `OutputError`.
         """
-        values = {name: exported(decode_value(value, name)) for name, value in self._ordered(row).items()}
+        values = {name: export_value(value) for name, value in self._ordered(row).items()}
         if self._flatten:
             values = flattened(values)
         values[STATUS] = status

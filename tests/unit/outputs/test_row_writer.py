@@ -49,7 +49,7 @@ class Contact(BaseModel):
     email: str
 
 
-def test_values_in_csv_read_as_people_expect(tmp_path: Path) -> None:
+def test_stored_values_read_in_csv_as_people_expect(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     values: dict[str, Any] = {
         "object": {"email": "ü@a.com"},
@@ -64,9 +64,12 @@ def test_values_in_csv_read_as_people_expect(tmp_path: Path) -> None:
         "model": Contact(email="x"),
         "result": ToolResult(tool="t", status="completed", raw={"a": 1}, data=Contact(email="y")),
         "surrogate": "a\ud800",
+        "nested": {"when": dt.timedelta(seconds=90), "tags": {"b", "a"}},
+        "handle": HandleReference("r1", "leads"),
         "formula": "=1+1",
     }
-    write(path, values, inputs=[], outputs=list(values))
+    stored = {name: encode_value(value, name) for name, value in values.items()}
+    write(path, stored, inputs=[], outputs=list(values))
     header, row = table(path)
     assert dict(zip(header, row, strict=True)) == {
         "object": '{"email":"ü@a.com"}',
@@ -81,33 +84,12 @@ def test_values_in_csv_read_as_people_expect(tmp_path: Path) -> None:
         "model": '{"email":"x"}',
         "result": '{"email":"y"}',
         "surrogate": "a\\ud800",
+        "nested": '{"when":90.0,"tags":["a","b"]}',
+        "handle": '{"$handle":{"run_id":"r1","dataset":"leads"}}',
         "formula": "=1+1",
         "_status": "completed",
         "_error": "",
     }
-
-
-def test_stored_values_are_written_as_what_they_stand_for(tmp_path: Path) -> None:
-    path = tmp_path / "out.csv"
-    values: dict[str, Any] = {
-        "day": dt.date(2024, 2, 29),
-        "money": Decimal("1.10"),
-        "nested": {"when": dt.timedelta(seconds=90), "tags": {"b", "a"}},
-        "result": ToolResult(tool="t", status="completed", raw={"a": 1}, data={"email": "y"}),
-        "handle": HandleReference("r1", "leads"),
-        "nul": "a\0b",
-        "huge": 2**70,
-    }
-    write(path, {name: encode_value(value, name) for name, value in values.items()}, inputs=[], outputs=list(values))
-    assert table(path)[1][:-2] == [
-        "2024-02-29",
-        "1.10",
-        '{"when":90.0,"tags":["a","b"]}',
-        '{"email":"y"}',
-        '{"run_id":"r1","dataset":"leads"}',
-        "a\0b",
-        str(2**70),
-    ]
 
 
 def test_tsv_is_cut_by_tabs(tmp_path: Path) -> None:
