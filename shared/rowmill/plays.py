@@ -14,6 +14,7 @@ from rowmill.context import Context
 from rowmill.errors import DefinitionError, InputInvalid
 from rowmill.names import routing_word
 from rowmill.rows import rows_fields, rows_json
+from rowmill.source import remember
 from rowmill.validation import explain
 
 Input = TypeVar("Input", bound=BaseModel)
@@ -34,6 +35,7 @@ class Play(Generic[Input, Output]):
         self.name = routing_word("play", name)
         if not inspect.iscoroutinefunction(function):
             raise DefinitionError(f"play {name!r}: its body is an async function, written with async def")
+        remember(function.__code__.co_filename)
         self.function = function
         self.description = description
         self.module: str = function.__module__

@@ -225,8 +225,12 @@ def _copy(view: Any, *_: Any, **options: Any) -> BaseModel:
     return _everything(view).model_copy(**options)
 
 
-def _reduce(view: Any, protocol: Any) -> Any:
-    return _everything(view).__reduce_ex__(protocol)
+def _reduce(view: Any, _: Any) -> Any:
+    return _itself, (_everything(view),)
+
+
+def _itself(instance: BaseModel) -> BaseModel:
+    return instance
 
 
 _VIEW_MEMBERS: dict[str, Any] = {

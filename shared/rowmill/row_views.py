@@ -96,11 +96,17 @@ class Row(Mapping[str, Any]):
         return name in self._open.outputs or name in self._open.values
 
     def __iter__(self) -> Iterator[str]:
-        self._reads.everything = True
-        return iter(dict.fromkeys((*self._open.names(), *self._overlay)))
+        return iter(self._names())
 
     def __len__(self) -> int:
-        return len([*self])
+        return len(self._names())
+
+    def _names(self) -> dict[str, None]:
+        self._reads.everything = True
+        return dict.fromkeys((*self._open.names(), *self._overlay))
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
 
     def __repr__(self) -> str:
         return f"Row({dict(self)!r})"
