@@ -1,0 +1,78 @@
+"""The row executor, wired."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+
+from rowmill.runtime.bus import Bus
+from rowmill.runtime.clock import SystemClock
+from rowmill_contracts.topology import CONTROL, EXECUTOR_ADVANCE, EXECUTOR_KEYS, EXECUTOR_ROWS
+from rowmill_row_executor.admission_port import BusAdmission
+from rowmill_row_executor.bodies import BodyDriver
+from rowmill_row_executor.calls import BusCallDesk
+from rowmill_row_executor.code import PlayCode, ProjectCode
+from rowmill_row_executor.foreign_code import ForeignCode
+from rowmill_row_executor.handlers import AdvanceHandler, Captures, ControlHandler, Engine, KeysHandler, RowsHandler
+from rowmill_row_executor.leases import RenewingLeases
+from rowmill_row_executor.row_runner import RowRunner
+from rowmill_row_executor.settings import RowExecutorSettings
+from rowmill_row_executor.settling import BusSettler
+from rowmill_row_executor.sheets import SheetPages
+
+
+class App:
+    """Runs bodies and rows of the project's plays. ``code``: the plays, where they are not a project's (tests)."""
+
+    name: ClassVar[str] = "row-executor"
+
+    def __init__(self, settings: RowExecutorSettings | None = None, *, code: PlayCode | None = None) -> None:
+        self._settings = settings or RowExecutorSettings()
+        self._code = code
+        self._clock = SystemClock()
+        self._bus = Bus(self._settings, service=self.name)
+        self._threads = ThreadPoolExecutor(self._settings.blocking_threads, thread_name_prefix="resolver")
+        self._desk = BusCallDesk(self._bus, self._settings, self._clock)
+        self._runner: RowRunner | None = None
+
+    async def start(self) -> None:
+        """Load the author's code, connect, consume. Raises `ProjectError` for code that cannot be loaded."""
+        settings, bus, clock = self._settings, self._bus, self._clock
+        engine = Engine(
+            admission=BusAdmission(bus),
+            desk=self._desk,
+            sheets=SheetPages(bus),
+            settler=BusSettler(bus, page_gather=settings.page_gather),
+            clock=clock,
+            code=self._code or loaded(settings),
+            threads=self._threads,
+        )
+        self._runner = RowRunner(engine.settler, clock, rows_at_once=settings.rows_at_once, loop_slice=settings.loop_slice)
+        foreign = ForeignCode(engine.code, bus, clock, patience=settings.foreign_code_patience)
+        captures = Captures(engine, settings)
+        driver = BodyDriver(engine, RenewingLeases(engine.admission, clock), drop_patience=settings.body_drop_patience)
+        await bus.start()
+        self._desk.start()
+        self._runner.start()
+        await bus.consume(f"control.{bus.process_id}", ControlHandler(self._runner), broadcast=(CONTROL, ""))
+        await bus.consume(EXECUTOR_KEYS, KeysHandler(captures, foreign, bus), prefetch=settings.keys_prefetch)
+        await bus.consume(EXECUTOR_ROWS, RowsHandler(engine, captures, self._runner, foreign), prefetch=settings.rows_prefetch)
+        await bus.consume(EXECUTOR_ADVANCE, AdvanceHandler(engine, driver, foreign), prefetch=settings.bodies_prefetch)
+
+    async def stop(self) -> None:
+        """Let rows and bodies in hand finish, to the drain deadline; the rest is delivered to others."""
+        await self._bus.stop()
+        if self._runner is not None:
+            await self._runner.stop()
+        await self._desk.stop()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def ready(self) -> bool:
+        return self._bus.ready
+
+
+def loaded(settings: RowExecutorSettings) -> ProjectCode:
+    code = ProjectCode(settings.project)
+    code.load()
+    return code

@@ -1,0 +1,178 @@
+"""Driving a play's body: run it from the top under the run's lease, until it ends or can only wait; then say so and let go.
+
+A body that waits is dropped, not kept: whatever ends its wait has it run again. Its calls answer from the record until it is where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from rowmill.encoding.values import encode_value
+from rowmill.errors import RowmillError
+from rowmill.plays import Play
+from rowmill.runtime.clock import Clock
+from rowmill_contracts.counts import Problem
+from rowmill_contracts.runs import ReleaseRun, RunRecord
+from rowmill_row_executor.body_calls import BodyCalls
+from rowmill_row_executor.body_context import BodyContext, DatasetFailed
+from rowmill_row_executor.failures import problem_of
+from rowmill_row_executor.ports import Admission, Asker, CallDesk, RowSource
+from rowmill_row_executor.replay import Replay
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to drive a run. ``seconds``: how long it lasts after each renewal."""
+
+    run_id: str
+    term: int
+    lease_id: str
+    seconds: float
+
+
+class LeaseKeeper(Protocol):
+    """Renews leases while something is done under them."""
+
+    def keeping(self, lease: Lease, on_lost: Callable[[], None]) -> AbstractContextManager[None]:
+        """Renew the lease inside the ``with`` block. ``on_lost`` is called on this loop once somebody else has the run."""
+
+
+class BodyExited(RowmillError):
+    """A play's body ended the process (``sys.exit``); that fails the run instead."""
+
+    code = "play_failed"
+
+
+class World(Protocol):
+    """What bodies work with."""
+
+    @property
+    def admission(self) -> Admission: ...
+
+    @property
+    def desk(self) -> CallDesk: ...
+
+    @property
+    def sheets(self) -> RowSource: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+
+def begin(
+    world: World, play: Play[Any, Any], run: RunRecord, *, term: int, code_digest: str, wanted: str | None = None
+) -> tuple[BodyContext, asyncio.Task[Any]]:
+    """Start a body from the top, over what is on record. ``term`` 0: read-only, up to the dataset ``wanted``. Raises `InputInvalid`."""
+    inputs = {staged.field: staged.input_id for staged in run.inputs}
+    given = play.read_input(msgspec.json.decode(run.input) or {}, inputs)
+    calls = BodyCalls(run.run_id, term, Replay(run.calls), world.admission)
+    ctx = BodyContext(
+        calls,
+        Asker(run.run_id, run.org, run.play, run.started_at, run.options.force),
+        desk=world.desk,
+        admission=world.admission,
+        sheets=world.sheets,
+        clock=world.clock,
+        options=run.options,
+        code_digest=code_digest,
+        wanted=wanted,
+    )
+
+    async def body() -> Any:
+        try:
+            return await play.start(ctx, given)
+        except SystemExit as error:
+            raise BodyExited(f"the body ended the process: SystemExit({error.code!r})") from error
+
+    return ctx, asyncio.create_task(body(), name=f"body of {run.run_id}")
+
+
+async def until_it_stands(ctx: BodyContext, body: asyncio.Task[Any]) -> None:
+    """Wait until the body has ended or stands still."""
+    still = asyncio.create_task(ctx.calls.standing_still())
+    try:
+        await asyncio.wait([body, still], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        still.cancel()
+        await asyncio.gather(still, return_exceptions=True)
+
+
+async def drop(ctx: BodyContext, body: asyncio.Task[Any], patience: float) -> None:
+    """End a body where it stands. What it does about that (``finally``, ``except CancelledError``) reaches nobody."""
+    ctx.calls.end()
+    body.cancel()
+    done, _ = await asyncio.wait([body], timeout=patience)
+    if not done:
+        log.warning("body_goes_on", run_id=ctx.run.id, detail="it was dropped, but does not end; its calls have no effect any more")
+    elif not body.cancelled():
+        body.exception()  # looked at, so that asyncio does not log it
+
+
+class BodyDriver:
+    """Drives bodies of runs whose lease was taken."""
+
+    def __init__(self, world: World, leases: LeaseKeeper, *, drop_patience: float) -> None:
+        self._world = world
+        self._leases = leases
+        self._drop_patience = drop_patience
+
+    async def drive(self, play: Play[Any, Any], run: RunRecord, lease: Lease, code_digest: str) -> None:
+        """Run the body until it ends or waits, and release the run with what it came to."""
+        try:
+            ctx, body = begin(self._world, play, run, term=lease.term, code_digest=code_digest)
+        except RowmillError as error:
+            await self._release(lease, error=problem_of(error))
+            return
+        calls = ctx.calls
+        try:
+            with self._leases.keeping(lease, calls.lease_lost):
+                await until_it_stands(ctx, body)
+                if calls.lost:
+                    log.warning("run_lease_lost", run_id=run.run_id, term=lease.term)
+                elif calls.fatal is not None:
+                    await self._release(lease, error=problem_of(calls.fatal))
+                elif body.done():
+                    await self._ended(lease, body)
+                else:
+                    await self._waits(lease, calls)
+        finally:
+            await drop(ctx, body, self._drop_patience)
+
+    async def _ended(self, lease: Lease, body: asyncio.Task[Any]) -> None:
+        try:
+            output = msgspec.Raw(msgspec.json.encode(encode_value(body.result(), "output")))
+        except DatasetFailed as error:
+            await self._release(lease, error=error.problem)
+        except (Exception, asyncio.CancelledError) as error:
+            log.warning("play_failed", run_id=lease.run_id, exc_info=error)
+            await self._release(lease, error=problem_of(error, code="play_failed"))
+        else:
+            await self._world.admission.release(
+                ReleaseRun(run_id=lease.run_id, term=lease.term, lease_id=lease.lease_id, outcome="completed", output=output)
+            )
+
+    async def _waits(self, lease: Lease, calls: BodyCalls) -> None:
+        await calls.write()
+        if calls.again_ms is not None:
+            await self._world.admission.advance_later(lease.run_id, reason=calls.waiting_for[0], wait_ms=calls.again_ms)
+        await self._world.admission.release(
+            ReleaseRun(
+                run_id=lease.run_id,
+                term=lease.term,
+                lease_id=lease.lease_id,
+                outcome="waiting",
+                waiting_for=", ".join(dict.fromkeys(calls.waiting_for)),
+            )
+        )
+
+    async def _release(self, lease: Lease, *, error: Problem) -> None:
+        await self._world.admission.release(ReleaseRun(run_id=lease.run_id, term=lease.term, lease_id=lease.lease_id, outcome="failed", error=error))

@@ -1,0 +1,29 @@
+"""How a row or a body leaves author code before its end.
+
+They derive from ``BaseException`` (by `Suspended`): an author's ``except Exception`` around a tool call must not turn a parked row into a
+finished one.
+"""
+
+from __future__ import annotations
+
+from rowmill.errors import RowmillError, Suspended
+
+
+class Parked(Suspended):
+    """The row or body waits outside this process: for ``wait_ms``, or (None) until somebody resumes the run.
+
+    ``asked``: when the call that waits was first asked for, seconds since the epoch. ``halted``: the run is stopped or halted.
+    """
+
+    def __init__(self, reason: str, *, wait_ms: int | None = None, asked: float | None = None, halted: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.wait_ms = wait_ms
+        self.asked = asked
+        self.halted = halted
+
+
+class OutcomeUnknown(RowmillError):
+    """An earlier request for this call was sent and its outcome is not known; an operator settles or replays its receipt."""
+
+    code = "outcome_unknown"

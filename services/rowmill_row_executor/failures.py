@@ -1,0 +1,52 @@
+"""What author code raised, as the problem that travels with its row or run."""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+
+from rowmill.errors import RowmillError, ToolFailed
+from rowmill_contracts.counts import Problem
+
+_LONGEST_MESSAGE = 2000
+
+
+class RowTooLarge(RowmillError):
+    """A row's input and output columns are together over 1 MiB."""
+
+    code = "row_too_large"
+
+
+class RowFailure(Exception):
+    """Carries the error of a column (None: of the row itself) to where the row is settled; authors never see it. ``row``: index in the input."""
+
+    def __init__(self, column: str | None, error: BaseException, *, row: int | None = None) -> None:
+        super().__init__(column)
+        self.column = column
+        self.error = error
+        self.row = row
+
+
+def problem_of(error: BaseException, *, column: str | None = None, row: int | None = None, code: str = "resolver_failed") -> Problem:
+    """The error in words. ``code`` is for errors that have none of their own. ``row``: index in the input."""
+    tool = None
+    if isinstance(error, RowmillError):
+        code, text = error.code, str(error)
+        if isinstance(error, ToolFailed) and error.failure is not None:
+            code, tool = error.failure.code, error.failure.tool
+    else:
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return Problem(code=code, message=_printable(text), column=column, row=row, tool=tool, traceback_digest=traceback_digest(error))
+
+
+def traceback_digest(error: BaseException) -> str:
+    """Short digest over the places that the error passed through: equal for equal failures of different rows."""
+    digest = hashlib.sha256(type(error).__qualname__.encode())
+    for frame in traceback.extract_tb(error.__traceback__):
+        digest.update(f"{frame.filename}:{frame.name}:{frame.lineno}\n".encode("utf-8", "replace"))
+    return digest.hexdigest()[:16]
+
+
+def _printable(text: str) -> str:
+    """The text as it can travel and be stored: no NUL, no lone surrogates."""
+    return text[:_LONGEST_MESSAGE].encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")

@@ -1,0 +1,262 @@
+"""What the executor does with each message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import structlog
+
+from rowmill.encoding.canonical import row_key_of
+from rowmill.errors import CodeChanged, DefinitionError, InputInvalid, NonDeterministicPlay, RowmillError, UnknownName
+from rowmill.handles import Handle
+from rowmill.paged_handle import PagedHandle
+from rowmill.runtime.bus import Bus
+from rowmill.runtime.clock import Clock, new_id
+from rowmill.runtime.deliveries import Delivery, Rejected
+from rowmill_contracts.counts import Problem
+from rowmill_contracts.events import Control
+from rowmill_contracts.rows import RowTasks, SettledRow
+from rowmill_contracts.runs import AdvanceRun, KeyPage, PageKeys, ReleaseRun, RunRecord
+from rowmill_contracts.topology import EXECUTOR_ADVANCE, EXECUTOR_KEYS, EXECUTOR_ROWS
+from rowmill_row_executor.bodies import BodyDriver, Lease
+from rowmill_row_executor.capture import Captured, CaptureFailed, Programs, capture
+from rowmill_row_executor.code import PlayCode
+from rowmill_row_executor.failures import RowFailure, problem_of
+from rowmill_row_executor.foreign_code import ForeignCode
+from rowmill_row_executor.ports import Admission, Asker, CallDesk, DatasetOfRun, RowSource, Settler
+from rowmill_row_executor.row_context import RunBudget
+from rowmill_row_executor.row_runner import Lane, RowRunner
+from rowmill_row_executor.row_work import RowWork
+from rowmill_row_executor.settings import RowExecutorSettings
+from rowmill_row_executor.settling import PageTicket
+
+log = structlog.get_logger()
+
+_decode_row = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What bodies and rows work with, wired by the app."""
+
+    admission: Admission
+    desk: CallDesk
+    sheets: RowSource
+    settler: Settler
+    clock: Clock
+    code: PlayCode
+    threads: Executor
+
+
+class Captures:
+    """Programs of datasets, captured when they are first wanted."""
+
+    def __init__(self, engine: Engine, settings: RowExecutorSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._programs = Programs(settings.programs_kept)
+
+    async def of(self, run_id: str, dataset: str) -> Captured:
+        """Raises what `capture` raises, and `Rejected` for a run that nobody knows."""
+        return await self._programs.get(run_id, dataset, lambda: self._capture(run_id, dataset))
+
+    async def _capture(self, run_id: str, dataset: str) -> Captured:
+        run = await self.record_of(run_id)
+        play = self._engine.code.play(run.play)
+        return await capture(
+            self._engine,
+            play,
+            run,
+            dataset,
+            self._engine.code.digest(run.play),
+            timeout=self._settings.capture_timeout,
+            drop_patience=self._settings.body_drop_patience,
+        )
+
+    async def record_of(self, run_id: str) -> RunRecord:
+        taken = await self._engine.admission.take(run_id, read_only=True)
+        if taken.run is None:
+            raise Rejected(f"no run {run_id!r}")
+        return taken.run
+
+
+class AdvanceHandler:
+    """`AdvanceRun`: take the run's lease, run its body."""
+
+    def __init__(self, engine: Engine, driver: BodyDriver, foreign: ForeignCode) -> None:
+        self._engine = engine
+        self._driver = driver
+        self._foreign = foreign
+
+    async def __call__(self, delivery: Delivery) -> None:
+        message = delivery.message
+        if not isinstance(message, AdvanceRun):
+            raise Rejected(f"{message.message_type} does not belong on {EXECUTOR_ADVANCE}")
+        admission = self._engine.admission
+        taken = await admission.take(message.run_id, lease_id=(lease_id := new_id()))
+        if taken.outcome == "busy":
+            await admission.advance_later(message.run_id, reason=message.reason)
+            return
+        if taken.outcome != "taken" or taken.run is None:
+            log.info("run_not_taken", run_id=message.run_id, outcome=taken.outcome)
+            return
+        run, lease = taken.run, Lease(message.run_id, taken.term, lease_id, taken.lease_seconds)
+        try:
+            play, digest = self._engine.code.play(run.play), self._engine.code.digest(run.play)
+        except UnknownName as error:
+            if run.code_digest is None:
+                await self._release(lease, error=problem_of(error))
+                return
+            digest = ""
+        if run.code_digest is not None and run.code_digest != digest:
+            await self._other_code(delivery, lease, run)
+            return
+        await self._driver.drive(play, run, lease, digest)
+
+    async def _other_code(self, delivery: Delivery, lease: Lease, run: RunRecord) -> None:
+        if await self._foreign.pass_on(delivery, EXECUTOR_ADVANCE):
+            await self._release(lease, waiting_for="code")
+        else:
+            await self._release(lease, error=problem_of(code_changed(run.play)))
+
+    async def _release(self, lease: Lease, *, waiting_for: str | None = None, error: Problem | None = None) -> None:
+        await self._engine.admission.release(
+            ReleaseRun(
+                run_id=lease.run_id,
+                term=lease.term,
+                lease_id=lease.lease_id,
+                outcome="waiting" if error is None else "failed",
+                waiting_for=waiting_for,
+                error=error,
+            )
+        )
+
+
+class RowsHandler:
+    """`RowTasks`: run the rows; over when each of them is settled or parked, confirmed."""
+
+    def __init__(self, engine: Engine, captures: Captures, runner: RowRunner, foreign: ForeignCode) -> None:
+        self._engine = engine
+        self._captures = captures
+        self._runner = runner
+        self._foreign = foreign
+        self._in_work: dict[str, PageTicket] = {}
+
+    async def __call__(self, delivery: Delivery) -> None:
+        message = delivery.message
+        if not isinstance(message, RowTasks):
+            raise Rejected(f"{message.message_type} does not belong on {EXECUTOR_ROWS}")
+        under_way = self._in_work.get(delivery.message_id)
+        if under_way is not None:  # delivered again after a lost connection, while it is being worked
+            await under_way.wait()
+            return
+        of = DatasetOfRun(message.run_id, message.number, message.org, message.play, message.dataset)
+        if not self._foreign.is_ours(message.play, message.code_digest):
+            if not await self._foreign.pass_on(delivery, EXECUTOR_ROWS):
+                await self._fail_all(of, message, code_changed(message.play))
+            return
+        try:
+            captured = await self._captures.of(message.run_id, message.dataset)
+        except (NonDeterministicPlay, CaptureFailed, InputInvalid, DefinitionError) as error:
+            await self._fail_all(of, message, error)
+            return
+        await self._run(delivery.message_id, of, message, captured)
+
+    async def _run(self, message_id: str, of: DatasetOfRun, message: RowTasks, captured: Captured) -> None:
+        lane = self._runner.lane(of) or self._lane(of, message, captured)
+        ticket = PageTicket(len(message.rows))
+        self._in_work[message_id] = ticket
+        self._runner.submit(lane, message.rows, ticket)
+        try:
+            await ticket.wait()
+        finally:
+            self._in_work.pop(message_id, None)
+            self._runner.leave(lane)
+
+    def _lane(self, of: DatasetOfRun, message: RowTasks, captured: Captured) -> Lane:
+        program, options = captured.program, captured.options
+        work = RowWork(
+            program,
+            Asker(message.run_id, message.org, message.play, message.started_at, message.force),
+            self._engine.desk,
+            self._engine.clock,
+            make_handle=self._handle,
+            threads=self._engine.threads,
+            budget=RunBudget(options.budget),
+        )
+        return Lane(of, work, program.concurrency or options.concurrency)
+
+    def _handle(self, run_id: str, dataset: str) -> Handle:
+        return PagedHandle(run_id, dataset, self._engine.sheets)
+
+    async def _fail_all(self, of: DatasetOfRun, message: RowTasks, error: RowmillError) -> None:
+        ticket = PageTicket(len(message.rows))
+        for row in message.rows:
+            problem = problem_of(error, row=row.index)
+            settled = SettledRow(key=row.key, index=row.index, page=row.page, attempt=row.attempt, status="failed", input=row.data, error=problem)
+            self._engine.settler.settle(of, settled, ticket)
+        await ticket.wait()
+
+
+class KeysHandler:
+    """`KeyPage`: row keys by the author's key function."""
+
+    def __init__(self, captures: Captures, foreign: ForeignCode, bus: Bus) -> None:
+        self._captures = captures
+        self._foreign = foreign
+        self._bus = bus
+
+    async def __call__(self, delivery: Delivery) -> None:
+        message = delivery.message
+        if not isinstance(message, KeyPage):
+            raise Rejected(f"{message.message_type} does not belong on {EXECUTOR_KEYS}")
+        run = await self._captures.record_of(message.run_id)
+        if run.code_digest is not None and not self._foreign.is_ours(run.play, run.code_digest):
+            if not await self._foreign.pass_on(delivery, EXECUTOR_KEYS):
+                await self._bus.reply(delivery, PageKeys(error=problem_of(code_changed(run.play))))
+            return
+        try:
+            captured = await self._captures.of(message.run_id, message.dataset)
+            keys = keys_of(captured.program.key_spec, message)
+        except RowFailure as failure:
+            await self._bus.reply(delivery, PageKeys(error=problem_of(failure.error, row=failure.row, code="key_failed")))
+        except (NonDeterministicPlay, CaptureFailed, InputInvalid, DefinitionError) as error:
+            await self._bus.reply(delivery, PageKeys(error=problem_of(error)))
+        else:
+            await self._bus.reply(delivery, PageKeys(keys=keys))
+
+
+def keys_of(key: object, page: KeyPage) -> list[str]:
+    """The rows' keys, hexadecimal. Raises `RowFailure`, naming the row, for what the function raises and for an empty key."""
+    if not callable(key):
+        raise DefinitionError(f"dataset {page.dataset!r} has no key function")
+    function: Callable[[Any], Any] = key
+    keys = []
+    for index, row in enumerate(page.rows, page.first_index):
+        try:
+            keys.append(row_key_of(function(_decode_row(row)), index=index).hex())
+        except Exception as error:  # author code
+            raise RowFailure(None, error, row=index) from error
+    return keys
+
+
+class ControlHandler:
+    """`Control`: hints that a run was stopped. Nothing depends on their arrival."""
+
+    def __init__(self, runner: RowRunner) -> None:
+        self._runner = runner
+
+    async def __call__(self, delivery: Delivery) -> None:
+        await asyncio.sleep(0)
+        message = delivery.message
+        if isinstance(message, Control) and message.action == "stop":
+            self._runner.stop_run(message.run_id)
+
+
+def code_changed(play: str) -> CodeChanged:
+    return CodeChanged(f"no executor has the code of play {play!r} that this run began with; deploy it again, or start a new run")

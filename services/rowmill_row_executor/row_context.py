@@ -1,0 +1,180 @@
+"""``ctx`` in a resolver: tool calls of one row, what they cost, and the rule that a row that waits runs no further."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import structlog
+
+from rowmill.context import RowContext, Tools
+from rowmill.durations import Duration, optional_seconds
+from rowmill.errors import UsageError
+from rowmill.runtime.clock import Clock
+from rowmill.steps import WATERFALL_MAX_WAIT
+from rowmill.tool_results import ToolResult
+from rowmill_contracts.tools import CallOutcome
+from rowmill_row_executor.cells import CellMeta
+from rowmill_row_executor.endings import Parked
+from rowmill_row_executor.ports import Asker, CallDesk
+from rowmill_row_executor.tool_calling import charge_of, prepare, result_of
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`RunFacts`: the run that is going on."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunBudget:
+    """`Budget`: the run's money."""
+
+    limit: Decimal | None = None
+
+
+class RowCalls:
+    """The calls of one row while it is being worked.
+
+    ``asked``: since when the call is waiting that the row was parked for, else None. ``paid``: cost by receipt of the calls that this row paid for.
+    ``parked``: set once a call must wait; from then on every further call of the row ends it again, whatever author code did with the first.
+    """
+
+    __slots__ = ("_charges", "_clock", "_in_hand", "_providers", "asked", "asker", "caller", "desk", "paid", "parked")
+
+    def __init__(self, asker: Asker, desk: CallDesk, caller: str, clock: Clock, asked: float | None) -> None:
+        self.asker = asker
+        self.desk = desk
+        self.caller = caller
+        self.asked = asked
+        self.paid: dict[str, Decimal] = {}
+        self.parked: Parked | None = None
+        self._clock = clock
+        self._in_hand: set[str] = set()
+        self._providers: list[str] = []
+        self._charges: list[Decimal] = []
+
+    def check(self) -> None:
+        """Raise `Parked` again if author code went on after it."""
+        if self.parked is not None:
+            raise self.parked
+
+    async def execute(
+        self,
+        *,
+        tool: Any,
+        input: Any,  # noqa: A002 - the authoring surface names it so
+        id: str | None,  # noqa: A002 - likewise
+        force: bool,
+        stale_after: Duration | None,
+        timeout: Duration | None,
+        max_wait: float | None,
+    ) -> ToolResult[Any]:
+        """Make a call and wait for its answer. Raises what `result_of` raises, and `UsageError` for an id that is in hand in this row."""
+        self.check()
+        call = prepare(
+            self.asker,
+            self.desk.new_call_id(),
+            tool=tool,
+            input=input,
+            caller=self.caller,
+            asked=self._clock.now() if self.asked is None else self.asked,
+            id=id,
+            force=force,
+            stale_after=stale_after,
+            timeout=timeout,
+            max_wait=max_wait,
+        )
+        if call.name in self._in_hand:
+            raise UsageError(f"call id {call.name!r} is used twice at once in one row; give each call its own id=")
+        self._in_hand.add(call.name)
+        try:
+            outcome = await self.desk.ask(self.asker, call.shard, call.item)
+        finally:
+            self._in_hand.discard(call.name)
+        self._note(call.tool.provider.name, outcome)
+        try:
+            return result_of(call, outcome)
+        except Parked as parked:
+            if self.parked is None:
+                self.parked = parked
+            raise
+
+    def account(self, meta: CellMeta) -> None:
+        """Put what was called and paid since the last time into a cell."""
+        if self._providers:
+            meta.provider = ",".join(self._providers)
+            self._providers = []
+        if self._charges:
+            meta.calls = len(self._charges)
+            meta.cost = sum(self._charges, Decimal(0))
+            self._charges = []
+
+    def _note(self, provider: str, outcome: CallOutcome) -> None:
+        if provider not in self._providers:
+            self._providers.append(provider)
+        charge = charge_of(outcome)
+        if charge is not None and charge[0] not in self.paid:
+            self.paid[charge[0]] = charge[1]
+            self._charges.append(charge[1])
+        if self.asked is not None and outcome.completed_at is not None and outcome.completed_at > self.asked:
+            self.asked = None  # the call that the row was parked for is answered; later calls have not waited yet
+
+
+class RowTools(Tools):
+    """``ctx.tools`` of a row. ``max_wait``: seconds that a call may wait in all, in a leg of a waterfall."""
+
+    __slots__ = ("_calls", "_max_wait")
+
+    def __init__(self, calls: RowCalls, max_wait: float | None) -> None:
+        self._calls = calls
+        self._max_wait = max_wait
+
+    async def execute(
+        self,
+        *,
+        tool: Any,
+        input: Any,  # noqa: A002 - the authoring surface names it so
+        id: str | None = None,  # noqa: A002 - likewise
+        force: bool = False,
+        stale_after: Duration | None = None,
+        timeout: Duration | None = None,
+        wait: Duration | None = None,
+    ) -> ToolResult[Any]:
+        max_wait = min((limit for limit in (optional_seconds(wait), self._max_wait) if limit is not None), default=None)
+        return await self._calls.execute(tool=tool, input=input, id=id, force=force, stale_after=stale_after, timeout=timeout, max_wait=max_wait)
+
+
+class RowCtx(RowContext):
+    """What a resolver is given."""
+
+    __slots__ = ("_budget", "_calls", "_run", "_tools")
+
+    def __init__(self, calls: RowCalls, run: Run, budget: RunBudget, *, max_wait: float | None = None) -> None:
+        self._calls = calls
+        self._run = run
+        self._budget = budget
+        self._tools = RowTools(calls, max_wait)
+
+    @property
+    def tools(self) -> Tools:
+        return self._tools
+
+    @property
+    def run(self) -> Run:
+        return self._run
+
+    @property
+    def budget(self) -> RunBudget:
+        return self._budget
+
+    def log(self, message: str, **fields: Any) -> None:
+        log.info("play_log", run_id=self._run.id, row=self._calls.caller, message=message, fields=fields)
+
+    def as_leg(self) -> RowCtx:
+        """The same row's context in a leg of a waterfall, whose calls wait for their provider for 60 s at most."""
+        return RowCtx(self._calls, self._run, self._budget, max_wait=WATERFALL_MAX_WAIT)

@@ -1,0 +1,205 @@
+"""The row runner: takes rows in turn from all datasets that have some, runs them, hands in what they came to.
+
+Rows that never wait are run by hand, one after the other, without a task: a task per row would cost as much as the row. Rows that wait get a task
+each. Which of the two a dataset's rows are is found out from its first rows, and corrected when a later one waits after all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextvars import copy_context
+
+import structlog
+
+from rowmill.datasets import DatasetProgram
+from rowmill.runtime.clock import Clock
+from rowmill_contracts.rows import RowTask, SettledRow
+from rowmill_contracts.runs import ParkedRow
+from rowmill_row_executor.endings import Parked
+from rowmill_row_executor.fairness import RoundRobin
+from rowmill_row_executor.ports import DatasetOfRun, Settler, Ticket
+from rowmill_row_executor.row_work import RowWork
+
+log = structlog.get_logger()
+
+_STOPPED_RUNS = 10_000
+"""Runs of which it is remembered that they were stopped; the stop is stored with their owner, this only saves work."""
+
+
+class Lane:
+    """Rows of one dataset of one run in this process.
+
+    ``limit``: rows at once, None for no limit. ``waits``: whether its rows wait for something; None while that is not known.
+    """
+
+    __slots__ = ("limit", "of", "pages", "running", "waits", "work")
+
+    def __init__(self, of: DatasetOfRun, work: RowWork, limit: int | None) -> None:
+        self.of = of
+        self.work = work
+        self.limit = limit
+        self.running = 0
+        self.pages = 0
+        self.waits: bool | None = None if _may_wait(work.program) else False
+
+
+class RowRunner:
+    """Runs rows of any number of datasets. `start` it on the loop that its rows run on."""
+
+    def __init__(self, settler: Settler, clock: Clock, *, rows_at_once: int, loop_slice: float) -> None:
+        self._settler = settler
+        self._clock = clock
+        self._rows_at_once = rows_at_once
+        self._loop_slice = loop_slice
+        self._lanes: dict[DatasetOfRun, Lane] = {}
+        self._ready: RoundRobin[Lane, tuple[RowTask, Ticket]] = RoundRobin()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._stopped: OrderedDict[str, None] = OrderedDict()
+        self._pump: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._pump = asyncio.create_task(self._run_rows(), name="row runner")
+
+    async def stop(self) -> None:
+        """Drop every row that is not settled; their pages were not acknowledged."""
+        tasks = [*self._tasks, *([self._pump] if self._pump is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def lane(self, of: DatasetOfRun) -> Lane | None:
+        """The dataset's lane, if it has rows here."""
+        return self._lanes.get(of)
+
+    def submit(self, lane: Lane, rows: Sequence[RowTask], ticket: Ticket) -> None:
+        """Run these rows when it is their turn; ``ticket`` is told of each."""
+        self._lanes[lane.of] = lane
+        lane.pages += 1
+        self._ready.add(lane, [(row, ticket) for row in rows])
+        self._wake.set()
+
+    def leave(self, lane: Lane) -> None:
+        """A page of the lane is over."""
+        lane.pages -= 1
+        if not lane.pages:
+            self._lanes.pop(lane.of, None)
+
+    def stop_run(self, run_id: str) -> None:
+        """Settle the run's rows that were not begun as cancelled, from now on."""
+        self._stopped[run_id] = None
+        self._stopped.move_to_end(run_id)
+        while len(self._stopped) > _STOPPED_RUNS:
+            self._stopped.popitem(last=False)
+
+    # ---- running ----------------------------------------------------------------------------------------------------------------------
+
+    async def _run_rows(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            since = self._clock.monotonic()
+            while self._ready and len(self._tasks) < self._rows_at_once:
+                lane, (row, ticket) = self._ready.take()
+                self._begin(lane, row, ticket)
+                if self._clock.monotonic() - since > self._loop_slice:
+                    await asyncio.sleep(0)
+                    since = self._clock.monotonic()
+
+    def _begin(self, lane: Lane, row: RowTask, ticket: Ticket) -> None:
+        if lane.of.run_id in self._stopped:
+            self._settler.settle(lane.of, _cancelled(row), ticket)
+        elif lane.waits is False:
+            self._by_hand(lane, row, ticket)
+        else:
+            self._in_a_task(lane, row, ticket)
+
+    def _by_hand(self, lane: Lane, row: RowTask, ticket: Ticket) -> None:
+        """Run a row to its end here. Where it waits after all, begin it anew in a task: only there author code's timeouts and groups work."""
+        working = lane.work.work(row)
+        try:
+            copy_context().run(working.send, None)
+        except StopIteration as end:
+            self._settler.settle(lane.of, end.value, ticket)
+        except Parked as parked:
+            self._park(lane, row, ticket, parked)
+        except Exception as error:
+            log.exception("row_not_worked", dataset=lane.of.dataset, row=row.index)
+            ticket.fail(error)
+        else:
+            lane.waits = True
+            _drop(working)
+            self._in_a_task(lane, row, ticket)
+
+    def _in_a_task(self, lane: Lane, row: RowTask, ticket: Ticket) -> None:
+        lane.running += 1
+        if lane.limit is not None and lane.running >= lane.limit:
+            self._ready.hold(lane)
+        task = asyncio.create_task(self._work(lane, row, ticket))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, lane: Lane, row: RowTask, ticket: Ticket) -> None:
+        waited: list[bool] = []
+        turn = asyncio.get_running_loop().call_soon(waited.append, True) if lane.waits is None else None
+        try:
+            settled = await lane.work.work(row)
+        except Parked as parked:
+            self._park(lane, row, ticket, parked)
+        except Exception as error:
+            log.exception("row_not_worked", dataset=lane.of.dataset, row=row.index)
+            ticket.fail(error)
+        else:
+            self._settler.settle(lane.of, settled, ticket)
+        finally:
+            if turn is not None:
+                turn.cancel()
+                lane.waits = lane.waits or bool(waited)
+            lane.running -= 1
+            if lane.limit is not None and lane.running < lane.limit:
+                self._ready.release(lane)
+            self._wake.set()
+
+    def _park(self, lane: Lane, row: RowTask, ticket: Ticket, parked: Parked) -> None:
+        if lane.of.run_id in self._stopped:
+            self._settler.settle(lane.of, _cancelled(row), ticket)
+            return
+        waiting = ParkedRow(
+            key=row.key,
+            index=row.index,
+            page=row.page,
+            attempt=row.attempt,
+            waits=row.waits + 1,
+            wait_ms=parked.wait_ms,
+            asked=parked.asked,
+        )
+        self._settler.park(lane.of, waiting, ticket, reason=parked.reason, halted=parked.halted)
+
+
+def _may_wait(program: DatasetProgram) -> bool:
+    """Whether a row of it may wait, as far as can be told without running one. A plain function without context waits for nothing."""
+    return any(
+        column.resolver.program is not None
+        or column.resolver.takes_context
+        or column.resolver.blocking
+        or inspect.iscoroutinefunction(column.resolver.function)
+        for column in program.columns
+    )
+
+
+def _cancelled(row: RowTask) -> SettledRow:
+    return SettledRow(key=row.key, index=row.index, page=row.page, attempt=row.attempt, status="cancelled", input=row.data)
+
+
+def _drop(working: object) -> None:
+    """End a row that was begun by hand, where it stands."""
+    try:
+        working.close()  # type: ignore[attr-defined]
+    except RuntimeError:
+        log.warning("row_begun_twice", detail="author code goes on after being closed")
+
+
+__all__ = ["Lane", "RowRunner"]

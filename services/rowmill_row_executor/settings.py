@@ -1,0 +1,49 @@
+"""Settings of the row executor (``ROWMILL_…``)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rowmill.runtime.settings import Seconds, ServiceSettings
+
+
+class RowExecutorSettings(ServiceSettings):
+    """Bounds and durations of one executor process."""
+
+    rows_prefetch: Annotated[int, Field(ge=1)] = 50
+    """Pages of rows taken from the queue and not acknowledged."""
+
+    bodies_prefetch: Annotated[int, Field(ge=1)] = 50
+    keys_prefetch: Annotated[int, Field(ge=1)] = 20
+
+    rows_at_once: Annotated[int, Field(ge=1)] = 10_000
+    """Rows that wait for something at the same time, over all runs."""
+
+    blocking_threads: Annotated[int, Field(ge=1)] = 16
+    """Threads for resolvers that are declared ``blocking``."""
+
+    programs_kept: Annotated[int, Field(ge=1)] = 256
+    """Column programs kept after capture, the least recently used dropped first."""
+
+    capture_timeout: Seconds = 30.0
+    """How long a replay may take to reach the dataset that is wanted."""
+
+    foreign_code_patience: Seconds = 600.0
+    """How long pages of a play whose code this process does not have are passed on before their rows fail with `CodeChanged`."""
+
+    loop_slice: float = 0.005
+    """Seconds of rows run inline before other work of the process gets its turn. Not scaled: it is about fairness, not about waiting."""
+
+    hold_warning: float = 1.0
+    """Seconds after which a resolver that holds the loop is logged by name. Not scaled."""
+
+    call_hold: Seconds = 300.0
+    """How long a row waits in hand for a call whose request was sent; then it is parked (DESIGN.md, "Waiting")."""
+
+    call_hold_park: Seconds = 60.0
+    """When such a row is looked at again."""
+
+    body_drop_patience: Seconds = 5.0
+    """How long a dropped body may take to unwind before it is left alone and logged."""

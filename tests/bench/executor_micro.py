@@ -1,0 +1,133 @@
+"""What one row costs the executor: two pure columns, without a broker. Prints microseconds per row; asserts nothing.
+
+python tests/bench/executor_micro.py [--rows 200000] [--profile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import pstats
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+from pydantic import BaseModel
+
+from rowmill.datasets import DatasetBuilder, DatasetProgram
+from rowmill.handles import Handle
+from rowmill.paged_handle import PagedHandle
+from rowmill.runtime.clock import SystemClock
+from rowmill_contracts.envelope import Message, decode, encode
+from rowmill_contracts.rows import RowTask, RowTasks
+from rowmill_row_executor.in_memory import MemoryDesk, MemorySettler, MemorySheets
+from rowmill_row_executor.ports import Asker, DatasetOfRun
+from rowmill_row_executor.row_runner import Lane, RowRunner
+from rowmill_row_executor.row_work import RowWork
+from rowmill_row_executor.settling import BusSettler, PageTicket
+
+
+class Lead(BaseModel):
+    domain: str
+    name: str
+
+
+class NoDriver:
+    async def run_dataset(self, program: DatasetProgram) -> Handle:
+        raise AssertionError(program)
+
+
+class EncodingBus:
+    """Encodes what is published, as the bus does, and drops it."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    async def publish(self, message: Message, key: str) -> None:
+        del key
+        self.bytes += len(encode(message))
+
+
+def program_of(*, model: bool, asynchronous: bool) -> DatasetProgram:
+    async def shout(row: Lead) -> str:
+        return row.name.upper()
+
+    builder = DatasetBuilder("bench", [], NoDriver(), row=Lead if model else None)
+    first = shout if asynchronous else (lambda row: row["name"].upper())
+    return builder.with_column("upper", first).with_column("size", lambda row: len(row["upper"])).program(key="domain")
+
+
+def page(number: int) -> bytes:
+    rows = [
+        RowTask(
+            key=f"{number * 200 + i:064x}",
+            index=number * 200 + i,
+            page=number,
+            data=msgspec.Raw(
+                msgspec.json.encode(
+                    {"id": i, "name": f"person {i}", "domain": f"d{number}-{i}.example", "city": "Utrecht", "note": "x" * 80, "score": 12.5}
+                )
+            ),
+        )
+        for i in range(200)
+    ]
+    return encode(RowTasks(run_id="run", number=1, org="default", play="bench", dataset="bench", started_at=0, code_digest="c", rows=rows))
+
+
+async def work(program: DatasetProgram, pages: list[bytes]) -> float:
+    settler = MemorySettler()
+    sheets = MemorySheets(settler)
+    clock = SystemClock()
+    runner = RowRunner(BusSettler(EncodingBus(), page_gather=0.005), clock, rows_at_once=10_000, loop_slice=0.005)
+    with ThreadPoolExecutor(1) as threads:
+        desk = MemoryDesk(lambda *_: (_ for _ in ()).throw(AssertionError))
+        row_work = RowWork(
+            program,
+            Asker("run", "default", "bench", 0),
+            desk,
+            clock,
+            make_handle=lambda run_id, dataset: PagedHandle(run_id, dataset, sheets),
+            threads=threads,
+        )
+        of = DatasetOfRun("run", 1, "default", "bench", "bench")
+        lane = Lane(of, row_work, None)
+        runner.start()
+        started = time.perf_counter()
+        for start in range(0, len(pages), 50):
+            await asyncio.gather(*(handle(runner, lane, body) for body in pages[start : start + 50]))
+        spent = time.perf_counter() - started
+        await runner.stop()
+    return spent
+
+
+async def handle(runner: RowRunner, lane: Lane, body: bytes) -> None:
+    message = decode("RowTasks.v1", body)
+    assert isinstance(message, RowTasks)
+    ticket = PageTicket(len(message.rows))
+    runner.submit(lane, message.rows, ticket)
+    await ticket.wait()
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--rows", type=int, default=40_000)
+    arguments.add_argument("--profile", action="store_true")
+    given = arguments.parse_args()
+    pages = [page(number) for number in range(given.rows // 200)]
+    for name, options in {
+        "dict rows": {"model": False, "asynchronous": False},
+        "model rows": {"model": True, "asynchronous": False},
+        "model rows, one async column": {"model": True, "asynchronous": True},
+    }.items():
+        program = program_of(**options)
+        spent = min(asyncio.run(work(program, pages)) for _ in range(3))
+        print(f"{name:32} {spent / given.rows * 1e6:6.1f} µs per row")  # noqa: T201 - what it is for
+    if given.profile:
+        profiler = cProfile.Profile()
+        profiler.runcall(asyncio.run, work(program_of(model=True, asynchronous=False), pages))
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
+
+
+if __name__ == "__main__":
+    main()
