@@ -1,0 +1,58 @@
+"""Wires the receipt-store: the only place that builds its bus, database and merger."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rowmill.runtime.bus import Bus
+from rowmill.runtime.db import Database
+from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
+from rowmill_receipt_store.handlers import Handlers
+from rowmill_receipt_store.merging import Merger
+from rowmill_receipt_store.receipts import Receipts
+from rowmill_receipt_store.settings import ReceiptStoreSettings
+from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Store
+
+
+class App:
+    """Receipts, charges and budgets, shard leases. Several may run side by side: whatever they decide is fenced in the database."""
+
+    name: ClassVar[str] = "receipt-store"
+
+    def __init__(self, settings: ReceiptStoreSettings | None = None) -> None:
+        self._settings = settings or ReceiptStoreSettings()
+        self._bus = Bus(self._settings, service=self.name)
+        self._database: Database | None = None
+
+    async def start(self) -> None:
+        """Connect, migrate, consume; returns once both queues are being consumed."""
+        settings = self._settings
+        self._database = await Database.connect(settings.database_url, schema=SCHEMA, size=settings.statements + 1, server_settings=SERVER_SETTINGS)
+        await self._database.migrate("rowmill_receipt_store")
+        receipts = Receipts(
+            Store(
+                self._database,
+                queued_lease=settings.queued_lease,
+                running_lease=settings.running_lease,
+                shard_lease=settings.shard_lease,
+                answer_bytes=settings.answer_bytes,
+            ),
+            held_poll=settings.held_poll,
+            output_limit=settings.output_limit,
+        )
+        merger = Merger(statements=settings.statements, max_items=settings.merge_items, max_bytes=settings.merge_bytes)
+        handlers = Handlers(self._bus, receipts, merger)
+        await self._bus.consume(RECEIPTS_SETTLE, handlers.settle, prefetch=settings.prefetch)
+        await self._bus.consume(RECEIPTS_CLAIMS, handlers.claim, prefetch=settings.prefetch)
+        await self._bus.start()
+
+    async def stop(self) -> None:
+        """Stop consuming, let what is under way be stored and answered, close."""
+        await self._bus.stop()
+        if self._database is not None:
+            await self._database.close()
+
+    @property
+    def ready(self) -> bool:
+        """Both queues are consumed, over a database that was reached."""
+        return self._database is not None and self._bus.ready

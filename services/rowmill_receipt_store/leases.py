@@ -1,0 +1,222 @@
+"""What a claim, confirmation, completion or failure may do to a receipt (DESIGN.md, "Receipts"). Pure: a decision is a value.
+
+``queued`` (claimed, nothing sent) becomes ``running`` (confirmed, under a dispatch number), then ``completed``, ``failed`` or
+``outcome_unknown``; ``released`` gives it back. A live lease is never stolen. One that is over may be taken, unless it runs a tool that must not
+repeat its effect: then nobody knows the outcome, and the key is blocked. Leases are ours by the caller's lease id, so a repeat is the same claim.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Literal
+
+import msgspec
+
+from rowmill_contracts.receipts import Claim, ClaimAnswer, ClaimReceipts
+from rowmill_contracts.tools import Effect, ToolFailure
+from rowmill_receipt_store.charges import Former, former_charge, net_cost
+from rowmill_receipt_store.freshness import serves
+from rowmill_receipt_store.shards import term_holds
+
+State = Literal["queued", "running", "completed", "failed", "released", "outcome_unknown"]
+
+
+class Output(msgspec.Struct, frozen=True):
+    """The newest stored output. ``body`` is None where it was too large to be read together with others."""
+
+    body: bytes | None
+    no_result: bool
+    cost: Decimal
+    completed_at: float
+    dispatch: int
+    run_id: str
+    caller: str
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """A receipt as it was read. ``over``: its lease, if it has one, may be taken: expired, or ended with its shard's term, or queued for a run
+    that is halted. ``remaining``: seconds that its lease has left.
+    """
+
+    revision: int
+    state: State
+    dispatch: int
+    lease_id: str
+    run_id: str
+    tool: str
+    effect: Effect
+    reserved: Decimal
+    took_over: bool
+    over: bool
+    remaining: float
+    output: Output | None
+
+
+class FailureOnRecord(msgspec.Struct, frozen=True):
+    """A final failure under (key, run)."""
+
+    failure: ToolFailure
+    dispatch: int
+    failed_at: float
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What is stored for a key, for the run that asks and for the shard that it asks under."""
+
+    receipt: Receipt | None = None
+    failure: FailureOnRecord | None = None
+    run_state: Literal["running", "halted", "stopped"] = "running"
+    run_remaining: Decimal | None = None
+    shard_term: int | None = None
+    shard_held: bool = False
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A claim with the request that it came in."""
+
+    key: bytes
+    claim: Claim
+    request: ClaimReceipts
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """The lease goes to ``wanted``, if the receipt still has ``revision`` (0: there is none) when it is stored.
+
+    ``dispatch``: the newest so far; a confirmed claim gets the next one. ``net``: what it adds to its run's charges.
+    """
+
+    wanted: Wanted
+    revision: int
+    dispatch: int
+    took_over: bool
+    former: Former | None
+    net: Decimal
+
+
+class Doubt(msgspec.Struct, frozen=True):
+    """The running lease is over and its tool must not repeat its effect: the outcome is unknown from now on."""
+
+    revision: int
+
+
+def first_claim(wanted: Wanted) -> Grant:
+    """The grant for a key that was never claimed."""
+    return Grant(wanted, 0, 0, False, None, wanted.claim.cost)
+
+
+def decide_claim(wanted: Wanted, found: Found, *, held_poll: float) -> ClaimAnswer | Grant | Doubt:
+    """What a claim is answered or what is to be stored for it; budgets are judged by the caller, over the page.
+
+    ``held_poll``: seconds after which one that waits for another's lease asks again, at most.
+    """
+    claim, request = wanted.claim, wanted.request
+    if found.run_state != "running":
+        return ClaimAnswer(state="halted")
+    if request.shard is not None and not term_holds(request.term, current=found.shard_term, held=found.shard_held):
+        return ClaimAnswer(state="refused")
+    receipt = found.receipt
+    if receipt is None:
+        return ClaimAnswer(state="absent") if request.only_cached else first_claim(wanted)
+    output = receipt.output
+    if output is not None and serves(
+        completed_at=output.completed_at,
+        started_at=claim.started_at,
+        reusable=claim.reusable,
+        force=claim.force,
+        fresh_for=claim.fresh_for,
+    ):
+        return _served(output)
+    if found.failure is not None and found.failure.failed_at >= claim.started_at:
+        return ClaimAnswer(state="failed", failure=found.failure.failure, run_id=claim.run_id)
+    return _decide_lease(wanted, receipt, held_poll)
+
+
+def _decide_lease(wanted: Wanted, receipt: Receipt, held_poll: float) -> ClaimAnswer | Grant | Doubt:
+    """No output and no failure answers: who may have the lease?"""
+    claim, request = wanted.claim, wanted.request
+    ours = receipt.lease_id == claim.lease_id
+    match receipt.state:
+        case "outcome_unknown":
+            return ClaimAnswer(state="unknown", run_id=receipt.run_id)
+        case "running" if ours:
+            return ClaimAnswer(state="granted", lease_id=claim.lease_id, dispatch=receipt.dispatch, took_over=receipt.took_over)
+        case "queued" if ours and not request.only_cached and not receipt.over and not request.confirm:
+            return ClaimAnswer(state="granted", lease_id=claim.lease_id, took_over=receipt.took_over)
+        case "queued" | "running" if not receipt.over and not ours:
+            return ClaimAnswer(state="held", wait_ms=_wait_ms(receipt.remaining, held_poll))
+        case "running" if receipt.effect == "non_idempotent":
+            return Doubt(receipt.revision)
+        case "completed" | "failed" | "released" if ours:
+            # A copy of a claim that was served and ended before it came: its caller has another lease by now, or wants none.
+            return ClaimAnswer(state="held", wait_ms=_wait_ms(held_poll, held_poll))
+        case _ if request.only_cached:
+            return ClaimAnswer(state="absent")
+        case _:
+            former = former_charge(
+                state=receipt.state,
+                run_id=receipt.run_id,
+                dispatch=receipt.dispatch,
+                reserved=receipt.reserved,
+                by_run=claim.run_id,
+                cost=claim.cost,
+            )
+            took_over = receipt.took_over or receipt.state == "running"
+            return Grant(wanted, receipt.revision, receipt.dispatch, took_over, former, net_cost(claim.run_id, claim.cost, former))
+
+
+def granted(grant: Grant, dispatch: int) -> ClaimAnswer:
+    """The answer to a claim whose lease was stored; ``dispatch``: the receipt's newest, this claim's own if it was confirmed."""
+    return ClaimAnswer(
+        state="granted",
+        lease_id=grant.wanted.claim.lease_id,
+        dispatch=dispatch if grant.wanted.request.confirm else 0,
+        took_over=grant.took_over,
+    )
+
+
+def why_unconfirmed(lease_id: str, found: Found, *, sharded: bool, term: int | None) -> Literal["halted", "refused", "lost"] | None:
+    """Why a lease could not be confirmed; None: nothing stands against it by now, try again."""
+    if found.run_state != "running":
+        return "halted"
+    if sharded and not term_holds(term, current=found.shard_term, held=found.shard_held):
+        return "refused"
+    receipt = found.receipt
+    if receipt is None or receipt.lease_id != lease_id or receipt.state not in {"queued", "running"}:
+        return "lost"
+    return None
+
+
+def stored_at(dispatch: int, found: Found) -> float | None:
+    """When the output of this dispatch was stored, if it is (still) there. A dispatch number is never used twice for a key."""
+    output = found.receipt.output if found.receipt is not None else None
+    return output.completed_at if output is not None and output.dispatch == dispatch else None
+
+
+def was_failed(lease_id: str, dispatch: int, found: Found) -> bool:
+    """Whether this lease's end without an output is on record already."""
+    receipt = found.receipt
+    if receipt is None:
+        return False
+    if found.failure is not None and dispatch and found.failure.dispatch == dispatch:
+        return True
+    ended = receipt.state in {"failed", "released", "outcome_unknown"}
+    return ended and receipt.lease_id == lease_id and dispatch in {0, receipt.dispatch}
+
+
+def _served(output: Output) -> ClaimAnswer:
+    if output.body is None:  # there was no room for it in this answer: it is there for the asking
+        return ClaimAnswer(state="held", wait_ms=0)
+    return ClaimAnswer(
+        state="completed",
+        output=msgspec.Raw(output.body),
+        no_result=output.no_result,
+        cost=output.cost,
+        run_id=output.run_id,
+        caller=output.caller,
+        completed_at=output.completed_at,
+        dispatch=output.dispatch,
+    )
+
+
+def _wait_ms(remaining: float, poll: float) -> int:
+    return max(1, int(1000 * min(max(remaining, 0.0), poll)))

@@ -1,0 +1,310 @@
+-- Every statement of the receipt-store. Common to all:
+--   The database's clock rules leases and freshness. Where it is asked, $1 is added to it (zero but in tests).
+--   Arrays are index-aligned, sorted by key, and hold a key once (FACTS.md: else deadlocks and cardinality violations).
+--   Locks are taken in one order: rows of `runs` by id, then rows of `receipts` by key. The count over `accounts` makes Postgres lock the
+--   first before it touches the second.
+--   Whoever claims or confirms names `runs` in a locking clause, which holds ROW SHARE on the table: halt_run waits for those under way.
+
+-- name: claim
+-- Store leases where the row's revision is still the one that was decided on (0: there is no row yet), the run is not halted, the shard's
+-- term holds, and what the run would have charged with it (`through`: this page up to this claim) is within its budget. What is not returned
+-- was not claimed. The lease that stood before is dealt with in the same commit: `refund` a reservation of another run, `replace` one of the
+-- same dispatch, `unknown` for a dispatch whose outcome nobody knows.
+-- $2, $3: life of queued and of running leases. $4: every run whose charges change, sorted.
+WITH accounts AS MATERIALIZED (
+    SELECT run_id, state, budget - charged AS remaining
+    FROM runs WHERE run_id = ANY ($4::text[]) ORDER BY run_id FOR NO KEY UPDATE
+), made AS (
+    INSERT INTO receipts AS r (
+        key, revision, state, dispatch, lease_id, holder, run_id, caller, org, tool, effect, shard, term, reserved, took_over, expires_at
+    )
+    SELECT
+        a.key, a.revision + 1, CASE WHEN a.confirm THEN 'running' ELSE 'queued' END, a.dispatch + a.confirm::integer,
+        a.lease_id, a.holder, a.run_id, a.caller, a.org, a.tool, a.effect, a.shard, a.term, a.cost::numeric, a.took_over,
+        now() + $1::interval + CASE WHEN a.confirm THEN $3::interval ELSE $2::interval END
+    FROM unnest(
+        $5::bytea[], $6::bigint[], $7::integer[], $8::boolean[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[],
+        $15::text[], $16::integer[], $17::bigint[], $18::text[], $19::text[], $20::boolean[]
+    ) AS a (key, revision, dispatch, confirm, lease_id, holder, run_id, caller, org, tool, effect, shard, term, cost, through, took_over)
+    LEFT JOIN accounts n ON n.run_id = a.run_id
+    LEFT JOIN shards s ON s.shard = a.shard
+    WHERE (
+        n.run_id IS NULL
+        OR n.state = 'running' AND (n.remaining IS NULL OR a.cost::numeric = 0 OR a.through::numeric <= n.remaining)
+    ) AND (a.term IS NULL OR s.term = a.term AND s.holder IS NOT NULL)
+    ORDER BY a.key
+    ON CONFLICT (key) DO UPDATE SET
+        revision = excluded.revision, state = excluded.state, dispatch = excluded.dispatch, lease_id = excluded.lease_id,
+        holder = excluded.holder, run_id = excluded.run_id, caller = excluded.caller, org = excluded.org, tool = excluded.tool,
+        effect = excluded.effect, shard = excluded.shard, term = excluded.term, batch_id = '', reserved = excluded.reserved,
+        took_over = excluded.took_over, expires_at = excluded.expires_at
+    WHERE r.revision = excluded.revision - 1
+    RETURNING r.key, r.run_id, r.dispatch, r.reserved, r.dispatch + (r.state = 'queued')::integer AS charged_dispatch
+), former AS MATERIALIZED (
+    SELECT f.*
+    FROM made JOIN unnest($21::bytea[], $22::text[], $23::integer[], $24::text[], $25::text[]) AS f (key, run_id, dispatch, fate, amount)
+    ON f.key = made.key
+), refunded AS (
+    DELETE FROM charges c USING former f
+    WHERE c.run_id = f.run_id AND c.key = f.key AND c.dispatch = f.dispatch AND f.fate = 'refund'
+), doubted AS (
+    UPDATE charges c SET unknown = true FROM former f
+    WHERE c.run_id = f.run_id AND c.key = f.key AND c.dispatch = f.dispatch AND f.fate = 'unknown' AND c.spent IS NULL
+), charged AS (
+    INSERT INTO charges (run_id, key, dispatch, reserved)
+    SELECT run_id, key, charged_dispatch, reserved FROM made WHERE reserved > 0
+    ON CONFLICT (run_id, key, dispatch) DO UPDATE SET reserved = excluded.reserved
+), booked AS (
+    UPDATE runs SET charged = runs.charged + d.amount
+    FROM (
+        SELECT run_id, sum(amount) AS amount
+        FROM (
+            SELECT run_id, reserved AS amount FROM made WHERE reserved > 0
+            UNION ALL
+            SELECT run_id, -amount::numeric FROM former WHERE fate <> 'unknown'
+        ) AS moved
+        GROUP BY run_id
+    ) AS d
+    WHERE runs.run_id = d.run_id
+)
+SELECT key, dispatch FROM made;
+
+-- name: load
+-- For each asked key and run: the receipt, if there is one, whether its lease is over, the run's failure, what is known of the run and of the
+-- shard that is asked for. Outputs come until together they are over $5 bytes, the first in any case; a negative $5 reads none.
+SELECT
+    a.key, r.revision, r.state, r.dispatch, r.lease_id, r.run_id, r.tool, r.effect, r.reserved, r.took_over,
+    (
+        r.expires_at <= now() + $1::interval
+        OR coalesce(r.term <= s.ended_term, false)
+        OR r.state = 'queued' AND coalesce(o.state <> 'running', false)
+    ) AS over,
+    extract(epoch FROM r.expires_at - now() - $1::interval)::float8 AS remaining_seconds,
+    CASE
+        WHEN $5::bigint < 0 THEN NULL
+        WHEN sum(octet_length(r.output)) OVER earlier IS NULL OR sum(octet_length(r.output)) OVER earlier + octet_length(r.output) <= $5::bigint
+        THEN r.output
+    END AS output,
+    r.no_result, r.cost, extract(epoch FROM r.completed_at)::float8 AS completed_at, r.output_dispatch, r.output_run, r.output_caller,
+    f.failure, f.dispatch AS failed_dispatch, extract(epoch FROM f.failed_at)::float8 AS failed_at,
+    m.state AS run_state, m.budget - m.charged AS run_remaining,
+    t.term AS shard_term, t.holder IS NOT NULL AS shard_held
+FROM unnest($2::bytea[], $3::text[], $4::integer[]) AS a (key, run_id, shard)
+LEFT JOIN receipts r ON r.key = a.key
+LEFT JOIN failures f ON f.key = a.key AND f.run_id = a.run_id
+LEFT JOIN shards s ON s.shard = r.shard
+LEFT JOIN runs o ON o.run_id = r.run_id
+LEFT JOIN runs m ON m.run_id = a.run_id
+LEFT JOIN shards t ON t.shard = a.shard
+WINDOW earlier AS (ORDER BY a.key ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING);
+
+-- name: doubt
+-- Running leases that ended without a word, of tools that must not repeat their effect: the outcome is unknown, and the charge stays.
+WITH doubted AS (
+    UPDATE receipts r SET state = 'outcome_unknown', revision = r.revision + 1
+    FROM unnest($1::bytea[], $2::bigint[]) AS a (key, revision)
+    WHERE r.key = a.key AND r.revision = a.revision AND r.state = 'running'
+    RETURNING r.key, r.run_id, r.dispatch
+), kept AS (
+    UPDATE charges c SET unknown = true FROM doubted d
+    WHERE c.run_id = d.run_id AND c.key = d.key AND c.dispatch = d.dispatch AND c.spent IS NULL
+)
+SELECT key FROM doubted;
+
+-- name: confirm
+-- Queued leases become running under a new dispatch number; one that runs already keeps its number, so a repeat is the same confirmation.
+-- A lease that is over but that nobody took is still its holder's. $2: life of a running lease.
+WITH barrier AS MATERIALIZED (
+    SELECT run_id FROM runs WHERE run_id = '' FOR KEY SHARE
+)
+UPDATE receipts r SET
+    state = 'running', revision = r.revision + 1, dispatch = r.dispatch + (r.state = 'queued')::integer, batch_id = a.batch_id,
+    expires_at = now() + $1::interval + $2::interval
+FROM unnest($3::bytea[], $4::text[], $5::integer[], $6::bigint[], $7::text[]) AS a (key, lease_id, shard, term, batch_id)
+LEFT JOIN shards s ON s.shard = a.shard
+WHERE (SELECT count(*) FROM barrier) >= 0
+    AND r.key = a.key AND r.lease_id = a.lease_id AND r.state IN ('queued', 'running')
+    AND (a.term IS NULL OR s.term = a.term AND s.holder IS NOT NULL)
+    AND NOT EXISTS (SELECT FROM runs h WHERE h.run_id = r.run_id AND h.state <> 'running')
+RETURNING r.key, r.dispatch;
+
+-- name: renew
+-- Leases still held last a whole life from now. $2, $3: life of queued and of running leases.
+UPDATE receipts r SET
+    revision = r.revision + 1,
+    expires_at = now() + $1::interval + CASE r.state WHEN 'queued' THEN $2::interval ELSE $3::interval END
+FROM unnest($4::bytea[], $5::text[]) AS a (key, lease_id)
+WHERE r.key = a.key AND r.lease_id = a.lease_id AND r.state IN ('queued', 'running')
+RETURNING r.key;
+
+-- name: complete
+-- Outputs of dispatches whose lease has not moved, whatever the time, also those whose outcome was unknown. Each charge is settled once; a run
+-- whose charges thereby pass its budget halts. $2: the runs, sorted.
+WITH accounts AS MATERIALIZED (
+    SELECT run_id FROM runs WHERE run_id = ANY ($2::text[]) ORDER BY run_id FOR NO KEY UPDATE
+), stored AS (
+    UPDATE receipts r SET
+        state = 'completed', revision = r.revision + 1, took_over = false, output = a.output, no_result = a.no_result, cost = a.cost::numeric,
+        completed_at = now() + $1::interval, output_dispatch = r.dispatch, output_run = r.run_id, output_caller = r.caller
+    FROM unnest($3::bytea[], $4::text[], $5::integer[], $6::bytea[], $7::boolean[], $8::text[])
+        AS a (key, lease_id, dispatch, output, no_result, cost)
+    WHERE (SELECT count(*) FROM accounts) >= 0
+        AND r.key = a.key AND r.lease_id = a.lease_id AND r.dispatch = a.dispatch AND r.state IN ('running', 'outcome_unknown')
+    RETURNING r.key, r.run_id, r.dispatch, r.reserved, r.cost, r.completed_at
+), settled AS (
+    INSERT INTO charges AS c (run_id, key, dispatch, reserved, spent)
+    SELECT run_id, key, dispatch, 0, cost FROM stored WHERE reserved > 0 OR cost > 0
+    ON CONFLICT (run_id, key, dispatch) DO UPDATE SET spent = excluded.spent, unknown = false WHERE c.spent IS NULL
+    RETURNING c.run_id, c.spent - c.reserved AS difference
+), booked AS (
+    UPDATE runs SET
+        charged = runs.charged + d.difference,
+        state = CASE WHEN runs.state = 'running' AND d.difference > 0 AND runs.charged + d.difference > runs.budget
+            THEN 'halted' ELSE runs.state END,
+        reason = CASE WHEN runs.state = 'running' AND d.difference > 0 AND runs.charged + d.difference > runs.budget
+            THEN 'budget' ELSE runs.reason END
+    FROM (SELECT run_id, sum(difference) AS difference FROM settled GROUP BY run_id) AS d
+    WHERE runs.run_id = d.run_id
+)
+SELECT key, extract(epoch FROM completed_at)::float8 AS completed_at FROM stored;
+
+-- name: fail
+-- Dispatches that failed, and claims that failed before any (dispatch 0), whose lease has not moved. `becomes`: `failed` is kept for the run,
+-- `released` gives the lease back, `outcome_unknown` blocks the key. A charge stays at what was reserved, or is refunded. $2: runs, sorted.
+WITH accounts AS MATERIALIZED (
+    SELECT run_id FROM runs WHERE run_id = ANY ($2::text[]) ORDER BY run_id FOR NO KEY UPDATE
+), failed AS (
+    UPDATE receipts r SET state = a.becomes, revision = r.revision + 1, last_failure = a.failure
+    FROM unnest($3::bytea[], $4::text[], $5::integer[], $6::text[], $7::bytea[], $8::boolean[])
+        AS a (key, lease_id, dispatch, becomes, failure, refund)
+    WHERE (SELECT count(*) FROM accounts) >= 0
+        AND r.key = a.key AND r.lease_id = a.lease_id
+        AND (
+            r.state IN ('running', 'outcome_unknown') AND r.dispatch = a.dispatch
+            OR r.state = 'queued' AND a.dispatch = 0
+        )
+    RETURNING
+        r.key, r.run_id, r.state, r.dispatch, a.failure, a.refund OR a.dispatch = 0 AS refund,
+        CASE a.dispatch WHEN 0 THEN r.dispatch + 1 ELSE a.dispatch END AS charged_dispatch
+), kept AS (
+    INSERT INTO failures (key, run_id, dispatch, failure, failed_at)
+    SELECT key, run_id, dispatch, failure, now() + $1::interval FROM failed WHERE state = 'failed'
+    ON CONFLICT (key, run_id) DO UPDATE SET dispatch = excluded.dispatch, failure = excluded.failure, failed_at = excluded.failed_at
+), settled AS (
+    UPDATE charges c SET
+        spent = CASE WHEN f.state = 'outcome_unknown' THEN NULL ELSE c.reserved END, unknown = f.state = 'outcome_unknown'
+    FROM failed f
+    WHERE c.run_id = f.run_id AND c.key = f.key AND c.dispatch = f.charged_dispatch AND c.spent IS NULL AND NOT f.refund
+), refunded AS (
+    DELETE FROM charges c USING failed f
+    WHERE c.run_id = f.run_id AND c.key = f.key AND c.dispatch = f.charged_dispatch AND c.spent IS NULL AND f.refund
+    RETURNING c.run_id, c.reserved
+), booked AS (
+    UPDATE runs SET charged = runs.charged - d.amount
+    FROM (SELECT run_id, sum(reserved) AS amount FROM refunded GROUP BY run_id) AS d
+    WHERE runs.run_id = d.run_id
+)
+SELECT key FROM failed;
+
+-- name: release
+-- Claims that were never sent: queued ones (dispatch 0), or confirmed ones under their dispatch number. What they reserved is refunded.
+-- $1: the runs, sorted.
+WITH accounts AS MATERIALIZED (
+    SELECT run_id FROM runs WHERE run_id = ANY ($1::text[]) ORDER BY run_id FOR NO KEY UPDATE
+), given_back AS (
+    UPDATE receipts r SET state = 'released', revision = r.revision + 1
+    FROM unnest($2::bytea[], $3::text[], $4::integer[]) AS a (key, lease_id, dispatch)
+    WHERE (SELECT count(*) FROM accounts) >= 0
+        AND r.key = a.key AND r.lease_id = a.lease_id
+        AND (r.state = 'queued' AND a.dispatch = 0 OR r.state = 'running' AND r.dispatch = a.dispatch)
+    RETURNING r.key, r.run_id, CASE a.dispatch WHEN 0 THEN r.dispatch + 1 ELSE a.dispatch END AS charged_dispatch
+), refunded AS (
+    DELETE FROM charges c USING given_back g
+    WHERE c.run_id = g.run_id AND c.key = g.key AND c.dispatch = g.charged_dispatch AND c.spent IS NULL
+    RETURNING c.run_id, c.reserved
+), booked AS (
+    UPDATE runs SET charged = runs.charged - d.amount
+    FROM (SELECT run_id, sum(reserved) AS amount FROM refunded GROUP BY run_id) AS d
+    WHERE runs.run_id = d.run_id
+)
+SELECT key FROM given_back;
+
+-- name: settle_charges
+-- What a dispatch cost whose lease has moved on: its output or failure is no longer wanted, its charge is. `spent` null: what was reserved;
+-- `refund`: nothing was sent after all. Settled once, like any charge. $1: the runs, sorted.
+WITH accounts AS MATERIALIZED (
+    SELECT run_id FROM runs WHERE run_id = ANY ($1::text[]) ORDER BY run_id FOR NO KEY UPDATE
+), asked AS MATERIALIZED (
+    SELECT run_id, key, dispatch, spent::numeric AS spent, refund
+    FROM unnest($2::text[], $3::bytea[], $4::integer[], $5::text[], $6::boolean[]) AS a (run_id, key, dispatch, spent, refund)
+    WHERE (SELECT count(*) FROM accounts) >= 0
+), refunded AS (
+    DELETE FROM charges c USING asked a
+    WHERE c.run_id = a.run_id AND c.key = a.key AND c.dispatch = a.dispatch AND c.spent IS NULL AND a.refund
+    RETURNING c.run_id, -c.reserved AS difference
+), kept AS (
+    UPDATE charges c SET spent = c.reserved, unknown = false FROM asked a
+    WHERE c.run_id = a.run_id AND c.key = a.key AND c.dispatch = a.dispatch AND c.spent IS NULL AND NOT a.refund AND a.spent IS NULL
+), settled AS (
+    INSERT INTO charges AS c (run_id, key, dispatch, reserved, spent)
+    SELECT a.run_id, a.key, a.dispatch, 0, a.spent
+    FROM asked a
+    WHERE NOT a.refund AND a.spent IS NOT NULL
+        AND (a.spent > 0 OR EXISTS (SELECT FROM charges e WHERE e.run_id = a.run_id AND e.key = a.key AND e.dispatch = a.dispatch))
+    ORDER BY a.key
+    ON CONFLICT (run_id, key, dispatch) DO UPDATE SET spent = excluded.spent, unknown = false WHERE c.spent IS NULL
+    RETURNING c.run_id, c.spent - c.reserved AS difference
+), booked AS (
+    UPDATE runs SET
+        charged = runs.charged + d.difference,
+        state = CASE WHEN runs.state = 'running' AND d.difference > 0 AND runs.charged + d.difference > runs.budget
+            THEN 'halted' ELSE runs.state END,
+        reason = CASE WHEN runs.state = 'running' AND d.difference > 0 AND runs.charged + d.difference > runs.budget
+            THEN 'budget' ELSE runs.reason END
+    FROM (
+        SELECT run_id, sum(difference) AS difference
+        FROM (SELECT * FROM refunded UNION ALL SELECT * FROM settled) AS moved GROUP BY run_id
+    ) AS d
+    WHERE runs.run_id = d.run_id
+    RETURNING runs.run_id
+)
+SELECT count(*) FROM booked;
+
+-- name: lease_shards
+-- Take shards that are free, given up or expired, and renew those that the holder has. The term rises at each change of hands; taking an
+-- expired shard ends the leases of its former terms. $2: life of a shard lease.
+INSERT INTO shards AS s (shard, term, holder, expires_at, ended_term)
+SELECT shard, 1, $3::text, now() + $1::interval + $2::interval, 0 FROM unnest($4::integer[]) AS shard ORDER BY shard
+ON CONFLICT (shard) DO UPDATE SET
+    term = CASE WHEN s.holder = excluded.holder THEN s.term ELSE s.term + 1 END,
+    ended_term = CASE WHEN s.holder <> excluded.holder THEN s.term ELSE s.ended_term END,
+    holder = excluded.holder,
+    expires_at = excluded.expires_at
+WHERE s.holder IS NULL OR s.holder = excluded.holder OR s.expires_at <= now() + $1::interval
+RETURNING shard, term;
+
+-- name: release_shards
+-- Give shards up: nobody holds them, and nothing more is claimed or confirmed under their term.
+UPDATE shards SET holder = NULL, expires_at = now() + $1::interval
+WHERE shard IN (SELECT shard FROM shards WHERE shard = ANY ($3::integer[]) AND holder = $2::text ORDER BY shard FOR NO KEY UPDATE)
+RETURNING shard;
+
+-- name: shards
+-- Terms, and the seconds until an unrenewed lease may be taken.
+SELECT shard, term, greatest(0, extract(epoch FROM expires_at - now() - $1::interval))::float8 AS seconds
+FROM shards WHERE shard = ANY ($2::integer[]);
+
+-- name: bar_claims
+-- Wait for the claims, confirmations and settlements under way, and let none begin before our commit: what is stored after it sees the run
+-- as it then stands. Reading (backups) goes on.
+LOCK TABLE runs IN EXCLUSIVE MODE;
+
+-- name: halt_run
+-- Stop, halt or resume a run, whether or not it is known; a stopped run stays stopped. $4: a budget, null to leave it as it is.
+INSERT INTO runs AS r (run_id, state, reason, budget, charged)
+SELECT $1::text, $2::text, $3::text, $4::numeric, coalesce(sum(coalesce(c.spent, c.reserved)), 0) FROM charges c WHERE c.run_id = $1::text
+ON CONFLICT (run_id) DO UPDATE SET
+    state = CASE r.state WHEN 'stopped' THEN 'stopped' ELSE excluded.state END,
+    reason = CASE r.state WHEN 'stopped' THEN r.reason ELSE excluded.reason END,
+    budget = coalesce(excluded.budget, r.budget)
+RETURNING state;

@@ -1,0 +1,243 @@
+"""The receipts as the other services meet them: bulk requests, answered in their order. Loads, decides by `leases`, saves.
+
+Any request may come twice, and requests may hold a key twice: the second then sees what the first did. Keys are independent of each other: what
+is granted of a request stays granted if the rest of it fails, and asking again with the same lease ids is the same claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from rowmill_contracts.receipts import ClaimAnswer, ConfirmAnswer, HaltRun, LeaseShard, RunHalted, ShardsLeased, StoreAnswer
+from rowmill_receipt_store.charges import Allowances
+from rowmill_receipt_store.leases import (
+    Doubt,
+    Found,
+    Grant,
+    Wanted,
+    decide_claim,
+    first_claim,
+    granted,
+    stored_at,
+    was_failed,
+    why_unconfirmed,
+)
+from rowmill_receipt_store.merging import rounds
+from rowmill_receipt_store.outputs import rejection
+from rowmill_receipt_store.store import Completed, DispatchCost, Failed, Lease, RunState, Sought, Store
+
+PASSES = 4
+"""How often a claim or confirmation is decided anew because others changed its receipt meanwhile, before its caller is told to ask again."""
+
+_STATES: dict[str, RunState] = {"stop": "stopped", "halt": "halted", "resume": "running"}
+
+
+class _Keyed(Protocol):
+    @property
+    def key(self) -> bytes: ...
+
+
+ItemT = TypeVar("ItemT", bound=_Keyed)
+AnswerT = TypeVar("AnswerT")
+
+
+class Receipts:
+    """``held_poll``: seconds after which a claim that waits for another's lease is told to ask again. ``output_limit``: bytes of the largest
+    output that is stored.
+    """
+
+    def __init__(self, store: Store, *, held_poll: float, output_limit: int) -> None:
+        self._store = store
+        self._held_poll = held_poll
+        self._output_limit = output_limit
+
+    # ---- claims -----------------------------------------------------------------------------------------------------------------------
+
+    async def claim(self, wanted: Sequence[Wanted]) -> list[ClaimAnswer]:
+        """Claim, or answer from what is stored. Budgets serve the claims in their order."""
+        return await _in_rounds(wanted, self._claim)
+
+    async def _claim(self, wanted: Sequence[Wanted]) -> list[ClaimAnswer]:
+        """Of distinct keys. Most keys are new, so the first pass takes them for that and reads nothing: one round trip."""
+        answers: dict[bytes, ClaimAnswer] = {}
+        grants = [first_claim(item) for item in wanted if not item.request.only_cached]
+        for _ in range(PASSES):
+            if grants:
+                dispatches = await self._store.claim(grants)
+                answers.update({grant.wanted.key: granted(grant, dispatches[grant.wanted.key]) for grant in grants if grant.wanted.key in dispatches})
+            rest = [item for item in wanted if item.key not in answers]
+            if not rest:
+                break
+            grants = await self._decide(rest, answers)
+        return [answers.get(item.key) or ClaimAnswer(state="held", wait_ms=1) for item in wanted]
+
+    async def _decide(self, wanted: Sequence[Wanted], answers: dict[bytes, ClaimAnswer]) -> list[Grant]:
+        """Add the answers that need no lease to ``answers``; the leases to be stored are returned."""
+        found = await self._store.load([Sought(item.key, item.claim.run_id, item.request.shard) for item in wanted], bodies=True)
+        allowances = Allowances()
+        grants: list[Grant] = []
+        doubts: dict[bytes, int] = {}
+        for item in wanted:
+            decision = decide_claim(item, found[item.key], held_poll=self._held_poll)
+            match decision:
+                case Grant():
+                    run_id = item.claim.run_id
+                    allowances.know(run_id, found[item.key].run_remaining)
+                    if allowances.take(run_id, item.claim.cost, decision.net):
+                        grants.append(decision)
+                    else:
+                        answers[item.key] = ClaimAnswer(state="over_budget")
+                case Doubt():
+                    doubts[item.key] = decision.revision
+                case ClaimAnswer():
+                    answers[item.key] = decision
+        if doubts:
+            answers.update(dict.fromkeys(await self._store.doubt(doubts), ClaimAnswer(state="unknown")))
+        return grants
+
+    # ---- what follows a claim ---------------------------------------------------------------------------------------------------------
+
+    async def confirm(self, leases: Sequence[Lease]) -> list[ConfirmAnswer]:
+        """Right before dispatch: queued leases run from now on. Only what is answered ``confirmed`` may be sent."""
+        return await _in_rounds(leases, self._confirm)
+
+    async def _confirm(self, leases: Sequence[Lease]) -> list[ConfirmAnswer]:
+        answers: dict[bytes, ConfirmAnswer] = {}
+        rest = list(leases)
+        for _ in range(PASSES):
+            dispatches = await self._store.confirm(rest)
+            answers.update({key: ConfirmAnswer(state="confirmed", dispatch=dispatch) for key, dispatch in dispatches.items()})
+            rest = [lease for lease in rest if lease.key not in answers]
+            if not rest:
+                break
+            found = await self._load(rest)
+            for lease in rest:
+                why = why_unconfirmed(lease.lease_id, found[lease.key], sharded=lease.shard is not None, term=lease.term)
+                if why is not None:
+                    answers[lease.key] = ConfirmAnswer(state=why)
+            rest = [lease for lease in rest if lease.key not in answers]
+            if not rest:
+                break
+        return [answers.get(lease.key) or ConfirmAnswer(state="lost") for lease in leases]
+
+    async def renew(self, leases: Sequence[Lease]) -> list[bool]:
+        """Whether each lease is still held; it then lasts a whole life from now."""
+
+        async def renew(some: Sequence[Lease]) -> list[bool]:
+            held = await self._store.renew(some)
+            return [lease.key in held for lease in some]
+
+        return await _in_rounds(leases, renew)
+
+    async def release(self, leases: Sequence[Lease]) -> list[bool]:
+        """Give unsent claims back: whether each was given back now (a repeat gives nothing back)."""
+
+        async def release(some: Sequence[Lease]) -> list[bool]:
+            released = await self._store.release(some)
+            return [lease.key in released for lease in some]
+
+        return await _in_rounds(leases, release)
+
+    async def complete(self, results: Sequence[Completed]) -> list[StoreAnswer]:
+        """Store results. What cannot be stored becomes a charged failure of its run."""
+        return await _in_rounds(results, self._complete)
+
+    async def _complete(self, results: Sequence[Completed]) -> list[StoreAnswer]:
+        answers: dict[bytes, StoreAnswer] = {}
+        storable = [result for result in results if rejection(result.output, tool="", limit=self._output_limit) is None]
+        if len(storable) < len(results):
+            kept = {result.key for result in storable}
+            answers.update(await self._reject([result for result in results if result.key not in kept]))
+        if storable:
+            times = await self._store.complete(storable)
+            answers.update({key: StoreAnswer(state="stored", completed_at=at) for key, at in times.items()})
+        rest = [result for result in storable if result.key not in answers]
+        if rest:
+            found = await self._load(rest)
+            moved: list[Completed] = []
+            for result in rest:
+                at = stored_at(result.dispatch, found[result.key])
+                answers[result.key] = StoreAnswer(state="superseded") if at is None else StoreAnswer(state="stored", completed_at=at)
+                if at is None:
+                    moved.append(result)
+            await self._settle(moved)
+        return [answers[result.key] for result in results]
+
+    async def _reject(self, results: Sequence[Completed]) -> dict[bytes, StoreAnswer]:
+        """Results that cannot be stored: what they cost is booked, then each is a final failure of its run."""
+        found = await self._load(results)
+        failures = []
+        for result in results:
+            receipt = found[result.key].receipt
+            failure = rejection(result.output, tool="" if receipt is None else receipt.tool, limit=self._output_limit)
+            if failure is not None:
+                failures.append(
+                    Failed(
+                        key=result.key,
+                        lease_id=result.lease_id,
+                        dispatch=result.dispatch,
+                        run_id=result.run_id,
+                        becomes="failed",
+                        failure=failure,
+                        refund=False,
+                    )
+                )
+        await self._settle(results)
+        stored = await self.fail(failures)
+        return {
+            item.key: StoreAnswer(state="rejected") if answer.state == "stored" else answer for item, answer in zip(failures, stored, strict=True)
+        }
+
+    async def fail(self, failures: Sequence[Failed]) -> list[StoreAnswer]:
+        """Store failures; each is answered ``stored``, or ``superseded`` where the lease has moved."""
+        return await _in_rounds(failures, self._fail)
+
+    async def _fail(self, failures: Sequence[Failed]) -> list[StoreAnswer]:
+        stored = await self._store.fail(failures)
+        rest = [item for item in failures if item.key not in stored]
+        moved: list[Failed] = []
+        if rest:
+            found = await self._load(rest)
+            moved = [item for item in rest if not was_failed(item.lease_id, item.dispatch, found[item.key])]
+            await self._settle([item for item in moved if item.becomes != "outcome_unknown"])
+        superseded = {item.key for item in moved}
+        return [StoreAnswer(state="superseded" if item.key in superseded else "stored") for item in failures]
+
+    async def _load(self, items: Sequence[Lease | Completed | Failed]) -> dict[bytes, Found]:
+        sought = [Sought(item.key, item.run_id, item.shard if isinstance(item, Lease) else None) for item in items]
+        return await self._store.load(sought, bodies=False)
+
+    async def _settle(self, items: Sequence[Completed | Failed]) -> None:
+        costs = [
+            DispatchCost(key=item.key, run_id=item.run_id, dispatch=item.dispatch, spent=item.cost)
+            if isinstance(item, Completed)
+            else DispatchCost(key=item.key, run_id=item.run_id, dispatch=item.dispatch, refund=item.refund)
+            for item in items
+            if item.dispatch > 0
+        ]
+        if costs:
+            await self._store.settle_charges(costs)
+
+    # ---- shards and runs --------------------------------------------------------------------------------------------------------------
+
+    async def lease_shards(self, request: LeaseShard) -> ShardsLeased:
+        """Take, renew or give up shards."""
+        act = self._store.release_shards if request.release else self._store.lease_shards
+        return ShardsLeased(shards=await act(request.holder, request.shards))
+
+    async def halt_run(self, request: HaltRun) -> RunHalted:
+        """Stop, halt or resume a run, or give it a budget; claims and confirmations answered after it know."""
+        state = await self._store.halt_run(request.run_id, _STATES[request.action], reason=request.reason, budget=request.budget)
+        return RunHalted(state=state)
+
+
+async def _in_rounds(items: Sequence[ItemT], carry_out: Callable[[Sequence[ItemT]], Awaitable[list[AnswerT]]]) -> list[AnswerT]:
+    """Carry out items of which some may have the same key, one after another for each key."""
+    parted = rounds([item.key for item in items])
+    if len(parted) == 1:
+        return await carry_out(items)
+    answers: dict[int, AnswerT] = {}
+    for indexes in parted:
+        answers.update(zip(indexes, await carry_out([items[index] for index in indexes]), strict=True))
+    return [answers[index] for index in range(len(items))]

@@ -1,0 +1,94 @@
+"""Messages into what the receipts work on: keys as bytes, money checked. Pure.
+
+A request that is wrong in one item is refused as a whole, before it is merged with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rowmill.errors import MalformedMessage
+from rowmill_contracts.receipts import ClaimReceipts, Complete, Completion, Confirm, Fail, FailedCall, LeaseRef, Release, Renew
+from rowmill_receipt_store.leases import Wanted
+from rowmill_receipt_store.store import Completed, Failed, Lease
+
+_KEY_BYTES = 32
+
+
+def key_bytes(key: str) -> bytes:
+    """The digest that a receipt key spells in 64 hexadecimal digits. Raises `MalformedMessage` if it is none."""
+    try:
+        digest = bytes.fromhex(key)
+    except ValueError:
+        digest = b""
+    if len(digest) != _KEY_BYTES:
+        raise MalformedMessage(f"receipt key {key[:80]!r} is not a SHA-256 in hexadecimal digits")
+    return digest
+
+
+def wanted(request: ClaimReceipts) -> list[Wanted]:
+    """The claims of a request. Raises `MalformedMessage` for a bad key or a cost that is negative or no number."""
+    for claim in request.claims:
+        if not claim.cost.is_finite() or claim.cost < 0:
+            raise MalformedMessage(f"cost {claim.cost} of receipt {claim.key[:12]} is not an amount")
+    return [Wanted(key_bytes(claim.key), claim, request) for claim in request.claims]
+
+
+def leases(request: Confirm | Renew | Release) -> list[Lease]:
+    """The leases of a request. Raises `MalformedMessage` for a bad key."""
+    if isinstance(request, Confirm):
+        return [_lease(ref, request.shard, request.term, request.batch_id) for ref in request.leases]
+    return [_lease(ref) for ref in request.leases]
+
+
+def completed(request: Complete) -> list[Completed]:
+    """The results of a request. Raises `MalformedMessage` for a bad key or a cost that is no number."""
+    return [_completed(completion) for completion in request.completions]
+
+
+def failed(request: Fail) -> list[Failed]:
+    """The failures of a request. Raises `MalformedMessage` for a bad key."""
+    return [_failed(failure) for failure in request.failures]
+
+
+def output_bytes(results: Sequence[Completed]) -> int:
+    """The bytes of all outputs."""
+    return sum(len(result.output) for result in results)
+
+
+def _lease(ref: LeaseRef, shard: int | None = None, term: int | None = None, batch_id: str = "") -> Lease:
+    return Lease(
+        key=key_bytes(ref.key),
+        lease_id=ref.lease_id,
+        run_id=ref.run_id,
+        dispatch=ref.dispatch,
+        shard=shard,
+        term=term,
+        batch_id=batch_id,
+    )
+
+
+def _completed(completion: Completion) -> Completed:
+    if not completion.cost.is_finite() or completion.cost < 0:
+        raise MalformedMessage(f"cost {completion.cost} of receipt {completion.key[:12]} is not an amount")
+    return Completed(
+        key=key_bytes(completion.key),
+        lease_id=completion.lease_id,
+        dispatch=completion.dispatch,
+        run_id=completion.run_id,
+        output=memoryview(completion.output),
+        no_result=completion.no_result,
+        cost=completion.cost,
+    )
+
+
+def _failed(call: FailedCall) -> Failed:
+    return Failed(
+        key=key_bytes(call.key),
+        lease_id=call.lease_id,
+        dispatch=call.dispatch,
+        run_id=call.run_id,
+        becomes="outcome_unknown" if call.outcome_unknown else "failed" if call.final else "released",
+        failure=call.failure,
+        refund=not call.charged,
+    )

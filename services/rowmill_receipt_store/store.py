@@ -1,0 +1,341 @@
+"""The receipt-store's tables: the only module that knows SQL. Every call is one commit; decisions are made elsewhere.
+
+Takes any order of items and sorts them by key, but a key only once per call. Whatever raises leaves nothing stored. Each effect is fenced in
+its statement (by revision, or by lease and dispatch), so a call that is repeated after an unknown outcome changes nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any, Literal, TypeVar
+
+import asyncpg
+import msgspec
+
+from rowmill.runtime.db import Connection, Database, Queries
+from rowmill_contracts.receipts import ShardLease
+from rowmill_contracts.tools import ToolFailure
+from rowmill_receipt_store.charges import running_totals
+from rowmill_receipt_store.leases import FailureOnRecord, Found, Grant, Output, Receipt
+
+SCHEMA = "receipts"
+
+SERVER_SETTINGS = {
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_seqscan": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+}
+"""Pins the plans: the receipts table is reached by its key, however small it is (FACTS.md). A generic plan assumes few keys, which alone makes
+the planner choose nested loops, and saves planning these long statements anew each time; the rest keeps it so whatever statistics say. The
+cost of a disabled scan would start the just-in-time compiler, at a hundred milliseconds a statement."""
+
+QUERIES = Queries.of(__package__ or "rowmill_receipt_store")
+
+_failure = msgspec.json.Decoder(ToolFailure)
+
+RunState = Literal["running", "halted", "stopped"]
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease as its holder names it. ``dispatch`` 0: not confirmed. ``batch_id``, ``shard`` and ``term`` matter to confirmations only."""
+
+    key: bytes
+    lease_id: str
+    run_id: str = ""
+    dispatch: int = 0
+    shard: int | None = None
+    term: int | None = None
+    batch_id: str = ""
+
+
+class Completed(msgspec.Struct, frozen=True, kw_only=True):
+    """A result to be stored under its lease and dispatch."""
+
+    key: bytes
+    lease_id: str
+    dispatch: int
+    run_id: str
+    output: bytes | memoryview
+    no_result: bool
+    cost: Decimal
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """A failure to be stored under its lease and dispatch. ``refund``: it cost nothing."""
+
+    key: bytes
+    lease_id: str
+    dispatch: int
+    run_id: str
+    becomes: Literal["failed", "released", "outcome_unknown"]
+    failure: ToolFailure
+    refund: bool
+
+
+class DispatchCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What a dispatch cost after its lease moved. ``spent`` None: what was reserved; ``refund``: nothing."""
+
+    key: bytes
+    run_id: str
+    dispatch: int
+    spent: Decimal | None = None
+    refund: bool = False
+
+
+class Sought(msgspec.Struct, frozen=True):
+    """A key to be read, for a run and a shard."""
+
+    key: bytes
+    run_id: str = ""
+    shard: int | None = None
+
+
+ItemT = TypeVar("ItemT", Lease, Completed, Failed, DispatchCost, Sought)
+
+
+class Store:
+    """``clock_offset``: seconds added to the database's clock in every statement; zero but in tests, which move it to see leases end."""
+
+    def __init__(self, database: Database, *, queued_lease: float, running_lease: float, shard_lease: float, answer_bytes: int) -> None:
+        self._database = database
+        self._queued = timedelta(seconds=queued_lease)
+        self._running = timedelta(seconds=running_lease)
+        self._shard = timedelta(seconds=shard_lease)
+        self._answer_bytes = answer_bytes
+        self.clock_offset = 0.0
+
+    @property
+    def _offset(self) -> timedelta:
+        return timedelta(seconds=self.clock_offset)
+
+    # ---- claims -----------------------------------------------------------------------------------------------------------------------
+
+    async def load(self, asked: Sequence[Sought], *, bodies: bool) -> dict[bytes, Found]:
+        """What is stored for each key. With ``bodies``, outputs are read as long as together they are within the answer's bytes, the first in
+        any case.
+        """
+        asked = _by_key(asked)
+        rows = await self._database.fetch(
+            QUERIES["load"],
+            self._offset,
+            [item.key for item in asked],
+            [item.run_id for item in asked],
+            [item.shard for item in asked],
+            self._answer_bytes if bodies else -1,
+        )
+        return {row["key"]: _found(row) for row in rows}
+
+    async def claim(self, grants: Sequence[Grant]) -> dict[bytes, int]:
+        """Store leases; ``grants`` come in the order in which budgets serve them. Answers the dispatch number of each that was stored.
+
+        Not stored, because something changed since the decision or stands against it: the receipt, the run's state or budget, the shard's term.
+        """
+        through = running_totals([(grant.wanted.claim.run_id, grant.net) for grant in grants])
+        pairs = sorted(zip(grants, through, strict=True), key=lambda pair: pair[0].wanted.key)
+        wanted = [grant.wanted for grant, _ in pairs]
+        claims = [item.claim for item in wanted]
+        requests = [item.request for item in wanted]
+        former = [(grant.wanted.key, grant.former) for grant, _ in pairs if grant.former is not None]
+        runs = {claim.run_id for claim in claims} | {charge.run_id for _, charge in former}
+        rows = await self._database.fetch(
+            QUERIES["claim"],
+            self._offset,
+            self._queued,
+            self._running,
+            sorted(runs),
+            [item.key for item in wanted],
+            [grant.revision for grant, _ in pairs],
+            [grant.dispatch for grant, _ in pairs],
+            [request.confirm for request in requests],
+            [claim.lease_id for claim in claims],
+            [request.holder for request in requests],
+            [claim.run_id for claim in claims],
+            [claim.caller for claim in claims],
+            [claim.org for claim in claims],
+            [claim.tool for claim in claims],
+            [claim.effect for claim in claims],
+            [request.shard for request in requests],
+            [request.term for request in requests],
+            [str(claim.cost) for claim in claims],
+            [str(total) for _, total in pairs],
+            [grant.took_over for grant, _ in pairs],
+            [key for key, _ in former],
+            [charge.run_id for _, charge in former],
+            [charge.dispatch for _, charge in former],
+            [charge.fate for _, charge in former],
+            [str(charge.amount) for _, charge in former],
+        )
+        return {row[0]: row[1] for row in rows}
+
+    async def doubt(self, revisions: dict[bytes, int]) -> set[bytes]:
+        """Mark running receipts, as of these revisions, as of unknown outcome. Answers the keys of which that is so now."""
+        keys = sorted(revisions)
+        return _keys(await self._database.fetch(QUERIES["doubt"], keys, [revisions[key] for key in keys]))
+
+    # ---- what follows a claim ---------------------------------------------------------------------------------------------------------
+
+    async def confirm(self, leases: Sequence[Lease]) -> dict[bytes, int]:
+        """Right before dispatch. Answers the dispatch number of each lease that runs now; the others are lost, halted or of an older term."""
+        leases = _by_key(leases)
+        rows = await self._database.fetch(
+            QUERIES["confirm"],
+            self._offset,
+            self._running,
+            [lease.key for lease in leases],
+            [lease.lease_id for lease in leases],
+            [lease.shard for lease in leases],
+            [lease.term if lease.shard is not None else None for lease in leases],
+            [lease.batch_id for lease in leases],
+        )
+        return {row[0]: row[1] for row in rows}
+
+    async def renew(self, leases: Sequence[Lease]) -> set[bytes]:
+        """Answers the keys whose lease is still held, for a whole life from now."""
+        leases = _by_key(leases)
+        keys, lease_ids = [lease.key for lease in leases], [lease.lease_id for lease in leases]
+        return _keys(await self._database.fetch(QUERIES["renew"], self._offset, self._queued, self._running, keys, lease_ids))
+
+    async def complete(self, results: Sequence[Completed]) -> dict[bytes, float]:
+        """Answers when each result was stored (seconds since the epoch); of the others the lease has moved, or they are stored already."""
+        results = _by_key(results)
+        rows = await self._database.fetch(
+            QUERIES["complete"],
+            self._offset,
+            _runs(results),
+            [result.key for result in results],
+            [result.lease_id for result in results],
+            [result.dispatch for result in results],
+            [result.output for result in results],
+            [result.no_result for result in results],
+            [str(result.cost) for result in results],
+        )
+        return {row[0]: row[1] for row in rows}
+
+    async def fail(self, failures: Sequence[Failed]) -> set[bytes]:
+        """Answers the keys whose failure was stored; of the others the lease has moved, or they are stored already."""
+        failures = _by_key(failures)
+        rows = await self._database.fetch(
+            QUERIES["fail"],
+            self._offset,
+            _runs(failures),
+            [item.key for item in failures],
+            [item.lease_id for item in failures],
+            [item.dispatch for item in failures],
+            [item.becomes for item in failures],
+            [msgspec.json.encode(item.failure) for item in failures],
+            [item.refund for item in failures],
+        )
+        return _keys(rows)
+
+    async def release(self, leases: Sequence[Lease]) -> set[bytes]:
+        """Answers the keys whose unsent claim was given back now."""
+        leases = _by_key(leases)
+        rows = await self._database.fetch(
+            QUERIES["release"],
+            _runs(leases),
+            [lease.key for lease in leases],
+            [lease.lease_id for lease in leases],
+            [lease.dispatch for lease in leases],
+        )
+        return _keys(rows)
+
+    async def settle_charges(self, costs: Sequence[DispatchCost]) -> None:
+        """Settle the charges of dispatches whose lease has moved, each once."""
+        costs = _by_key(costs)
+        await self._database.execute(
+            QUERIES["settle_charges"],
+            _runs(costs),
+            [item.run_id for item in costs],
+            [item.key for item in costs],
+            [item.dispatch for item in costs],
+            [None if item.spent is None else str(item.spent) for item in costs],
+            [item.refund for item in costs],
+        )
+
+    # ---- shards and runs --------------------------------------------------------------------------------------------------------------
+
+    async def lease_shards(self, holder: str, shards: Sequence[int]) -> list[ShardLease]:
+        """Take or renew shards; those that another holds live are answered with the seconds for which they still are."""
+        taken = await self._database.fetch(QUERIES["lease_shards"], self._offset, self._shard, holder, sorted(set(shards)))
+        terms = {row["shard"]: row["term"] for row in taken}
+        others = {}
+        if missing := sorted(set(shards) - set(terms)):
+            others = {row["shard"]: row for row in await self._database.fetch(QUERIES["shards"], self._offset, missing)}
+        life = self._shard.total_seconds()
+        return [
+            ShardLease(shard=shard, held=True, term=terms[shard], seconds=life)
+            if shard in terms
+            else ShardLease(shard=shard, held=False, term=others[shard]["term"], seconds=others[shard]["seconds"])
+            for shard in shards
+        ]
+
+    async def release_shards(self, holder: str, shards: Sequence[int]) -> list[ShardLease]:
+        """Give shards up. What this holder does not hold stays as it is."""
+        await self._database.execute(QUERIES["release_shards"], self._offset, holder, sorted(set(shards)))
+        return [ShardLease(shard=shard, held=False) for shard in shards]
+
+    async def halt_run(self, run_id: str, state: RunState, *, reason: str, budget: Decimal | None) -> RunState:
+        """Set a run's state and, unless None, its budget; a stopped run stays stopped. Claims under way end first, later ones see it."""
+
+        async def work(connection: Connection) -> RunState:
+            await connection.execute(QUERIES["bar_claims"])
+            now: RunState = await connection.fetchval(QUERIES["halt_run"], run_id, state, reason, budget)
+            return now
+
+        return await self._database.transact(work)
+
+
+def _by_key(items: Sequence[ItemT]) -> list[ItemT]:
+    return sorted(items, key=lambda item: item.key)
+
+
+def _runs(items: Iterable[Lease | Completed | Failed | DispatchCost]) -> list[str]:
+    return sorted({item.run_id for item in items})
+
+
+def _keys(rows: Iterable[asyncpg.Record]) -> set[bytes]:
+    return {row[0] for row in rows}
+
+
+def _found(row: asyncpg.Record) -> Found:
+    failure = row["failure"]
+    return Found(
+        receipt=None if row["revision"] is None else _receipt(row),
+        failure=None if failure is None else FailureOnRecord(_failure.decode(failure), row["failed_dispatch"], row["failed_at"]),
+        run_state=row["run_state"] or "running",
+        run_remaining=row["run_remaining"],
+        shard_term=row["shard_term"],
+        shard_held=row["shard_held"],
+    )
+
+
+def _receipt(row: Any) -> Receipt:
+    output = None
+    if row["completed_at"] is not None:
+        output = Output(
+            body=row["output"],
+            no_result=row["no_result"],
+            cost=row["cost"],
+            completed_at=row["completed_at"],
+            dispatch=row["output_dispatch"],
+            run_id=row["output_run"],
+            caller=row["output_caller"],
+        )
+    return Receipt(
+        revision=row["revision"],
+        state=row["state"],
+        dispatch=row["dispatch"],
+        lease_id=row["lease_id"],
+        run_id=row["run_id"],
+        tool=row["tool"],
+        effect=row["effect"],
+        reserved=row["reserved"],
+        took_over=row["took_over"],
+        over=row["over"],
+        remaining=row["remaining_seconds"],
+        output=output,
+    )
