@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import aio_pika
 import structlog
@@ -22,11 +22,11 @@ from aiormq.exceptions import AMQPError, ChannelInvalidStateError, PublishError
 
 from rowmill.errors import AskTimeout, MalformedMessage, RowmillError, UnavailableError
 from rowmill.runtime.clock import Clock, SystemClock, backoff, new_id
-from rowmill.runtime.deliveries import Delivery, Rejected, death_headers, subject_headers
+from rowmill.runtime.deliveries import Delivery, Rejected, Undecoded, death_headers, subject_headers
 from rowmill.runtime.session import Session, Subscription
 from rowmill.runtime.settings import ServiceSettings
 from rowmill_contracts.envelope import Message, UndecodableMessage, decode, encode
-from rowmill_contracts.topology import EVENTS, EXCHANGE, dead
+from rowmill_contracts.topology import CONTROL, EVENTS, EXCHANGE, dead
 
 log = structlog.get_logger()
 
@@ -41,6 +41,9 @@ CONFIRM_TIMEOUT = 30.0
 
 HANDLER_ATTEMPTS = 3
 """Tries of a handler that raises something unexpected, before the message is dead-lettered."""
+
+NON_MANDATORY = frozenset({EVENTS, CONTROL})
+"""Exchanges on which a message that reaches nobody is no error."""
 
 REPLY_QUEUE_EXPIRES_MS = 120_000
 
@@ -168,7 +171,7 @@ class Bus:
     ) -> None:
         """Publish and return after the confirm. Waits through outages; an unknown outcome is published again under the same id.
 
-        ``correlation_id`` defaults to the message's run. Events go non-mandatory: nobody listening is no error.
+        ``correlation_id`` defaults to the message's run. Events and hints go non-mandatory: nobody listening is no error.
         """
         await self.publish_body(
             encode(message),
@@ -198,7 +201,7 @@ class Bus:
         while True:
             session = await self._live()
             try:
-                await session.publish(exchange, key, envelope, mandatory=exchange != EVENTS, timeout=CONFIRM_TIMEOUT)
+                await session.publish(exchange, key, envelope, mandatory=exchange not in NON_MANDATORY, timeout=CONFIRM_TIMEOUT)
             except PublishError:
                 failures += 1
                 log.warning("publish_unroutable", exchange=exchange, key=key, failures=failures)
@@ -327,10 +330,19 @@ class Bus:
         session = await self._live()
         return await session.depths(queues)
 
-    async def consume(self, queue: str, handler: Handler, *, prefetch: int = 50, broadcast: tuple[str, str] | None = None) -> None:
+    async def consume(
+        self,
+        queue: str,
+        handler: Handler,
+        *,
+        prefetch: int = 50,
+        broadcast: tuple[str, str] | None = None,
+        undecodable: Literal["bury", "hand over"] = "bury",
+    ) -> None:
         """Consume ``queue`` from now on and after every reconnect, handling up to ``prefetch`` messages at once.
 
-        ``broadcast``: (exchange, key): `listen` there instead.
+        ``broadcast``: (exchange, key): `listen` there instead. ``undecodable``: messages that cannot be decoded are dead-lettered, or (for a
+        queue of dead letters, which has no dead letters of its own) handed over as `Undecoded`.
         """
         if broadcast is not None:
             await self.listen(broadcast[0], [broadcast[1]], handler)
@@ -341,7 +353,7 @@ class Bus:
             if task is not None:
                 self._handling.add(task)
                 task.add_done_callback(self._handling.discard)
-            await self._handle(session, queue, handler, incoming)
+            await self._handle(session, queue, handler, incoming, undecodable)
 
         await self._subscribe(Subscription(queue, on_message, prefetch))
 
@@ -362,15 +374,25 @@ class Bus:
             with contextlib.suppress(*TRANSPORT_ERRORS):
                 await self._session.cancel(queue)
 
-    async def _handle(self, session: Session, queue: str, handler: Handler, incoming: AbstractIncomingMessage) -> None:
+    async def _handle(
+        self,
+        session: Session,
+        queue: str,
+        handler: Handler,
+        incoming: AbstractIncomingMessage,
+        undecodable: Literal["bury", "hand over"],
+    ) -> None:
         headers = dict(incoming.headers or {})
         trace = headers.get("traceparent")
         traceparent.set(trace if isinstance(trace, str) else None)
         first_failure = self._clock.now()
+        message: Message
         try:
             message = decode(incoming.type, incoming.body)
         except UndecodableMessage as error:
-            await self._bury(queue, incoming, MalformedMessage(str(error)), attempts=1, first_failure=first_failure, subject={})
+            message = Undecoded(wire_type=incoming.type or "", reason=str(error))
+        if isinstance(message, Undecoded) and undecodable == "bury":
+            await self._bury(queue, incoming, MalformedMessage(message.reason), attempts=1, first_failure=first_failure, subject={})
             await self._acknowledge(session, incoming)
             return
         count = headers.get("x-delivery-count", 0)

@@ -11,6 +11,13 @@ from rowmill.errors import RowmillError
 from rowmill_contracts.envelope import Message
 
 
+class Undecoded(Message, frozen=True, kw_only=True):
+    """Stands for a message that could not be decoded (its body is in the delivery). It never travels, and so is not registered."""
+
+    wire_type: str
+    reason: str
+
+
 @dataclass(frozen=True)
 class Delivery:
     """A decoded message with what its sender and the broker say about it.
