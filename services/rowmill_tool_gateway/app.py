@@ -1,0 +1,79 @@
+"""The tool gateway, wired: the one place that builds its bus, connections and threads."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ClassVar
+
+from rowmill.project import Project
+from rowmill.runtime.bus import Bus
+from rowmill.runtime.clock import SystemClock
+from rowmill.tools import Tool
+from rowmill_contracts.digests import SHARDS
+from rowmill_contracts.topology import gateway_calls
+from rowmill_tool_gateway.credentials import Credentials, Redactor
+from rowmill_tool_gateway.engine import Engine
+from rowmill_tool_gateway.functions import Clients, FunctionCarrier
+from rowmill_tool_gateway.handlers import Handlers
+from rowmill_tool_gateway.http_port import AiohttpPort
+from rowmill_tool_gateway.http_tools import Carrier, HttpCarrier
+from rowmill_tool_gateway.settings import ToolGatewaySettings
+from rowmill_tool_gateway.toolbox import Toolbox
+
+
+class App:
+    """Talks to providers, runs tool functions, sees secrets; nobody else does."""
+
+    name: ClassVar[str] = "tool-gateway"
+
+    def __init__(self, settings: ToolGatewaySettings | None = None) -> None:
+        self._settings = settings or ToolGatewaySettings()
+        self._bus = Bus(self._settings, service=self.name)
+        self._port = AiohttpPort(
+            connect_timeout=self._settings.connect_timeout, body_stall=self._settings.body_stall, body_limit=self._settings.body_limit
+        )
+        self._threads = ThreadPoolExecutor(self._settings.blocking_threads, thread_name_prefix="tool")
+        self._credentials = Credentials(os.environ, Redactor())
+        self._clients = Clients(self._port, self._credentials)
+        self._engine: Engine | None = None
+
+    async def start(self) -> None:
+        """Load the project's tools, connect, consume the calls of all shards. Raises `ProjectError`."""
+        Project.find(self._settings.project or Path.cwd()).load()
+        engine = self._engine = Engine(
+            self._bus,
+            Toolbox(self._carrier),
+            self._credentials,
+            self._settings,
+            holder=self._bus.process_id,
+            clock=SystemClock(),
+        )
+        handlers = Handlers(engine)
+        self._bus.on_reconnect(engine.shards.doubt)
+        for shard in range(SHARDS):
+            await self._bus.consume(gateway_calls(shard), handlers.calls, prefetch=self._settings.calls_prefetch)
+        await self._bus.start()
+        engine.start()
+
+    async def stop(self) -> None:
+        """Take no more calls, defer what was not sent, wait for what was, close."""
+        for shard in range(SHARDS):
+            await self._bus.stop_consuming(gateway_calls(shard))
+        if self._engine is not None:
+            await self._engine.stop(self._settings.drain_timeout)
+        await self._bus.stop()
+        self._clients.forget()
+        await self._port.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def ready(self) -> bool:
+        return self._bus.ready
+
+    def _carrier(self, tool: Tool) -> Carrier:
+        limit = self._settings.result_limit
+        if tool.kind == "http":
+            return HttpCarrier(tool, self._port, self._credentials, result_limit=limit)
+        return FunctionCarrier(tool, self._clients, self._credentials, self._threads, result_limit=limit)

@@ -1,0 +1,161 @@
+"""Claiming receipts for flights, and what each answer means: from a flight that waits to one that may be sent, or to an answer.
+
+A claim is asked for shortly before the flight's turn; the answer may also be a stored output, another's live lease, or a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from rowmill.errors import RowmillError
+from rowmill.runtime.clock import Clock
+from rowmill_contracts.receipts import Claim, ClaimAnswer, LeaseRef
+from rowmill_contracts.tools import ToolFailure
+from rowmill_tool_gateway.flights import Flight, Stage
+from rowmill_tool_gateway.hand import Hand
+from rowmill_tool_gateway.receipts import Receipts
+from rowmill_tool_gateway.shards import ShardLeases
+
+DOUBTFUL_LEASES = 10_000
+"""Unanswered claims that are remembered; such leases end by themselves within a minute."""
+SHORTEST_POLL = 0.001
+
+
+class Flow(Protocol):
+    """Where flights go that are not claimed after all."""
+
+    def resume(self, flight: Flight) -> None: ...
+
+    def pause(self, flight: Flight, seconds: float) -> None: ...
+
+    def turn_soon(self, flight: Flight) -> None: ...
+
+
+class Claims:
+    """``lease_ids``: makes ids that no other process makes. ``longest_poll``: seconds after which another's lease is looked at again."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        hand: Hand,
+        receipts: Receipts,
+        shards: ShardLeases,
+        clock: Clock,
+        lease_ids: Callable[[], str],
+        longest_poll: float,
+    ) -> None:
+        self._flow = flow
+        self._hand = hand
+        self._receipts = receipts
+        self._shards = shards
+        self._clock = clock
+        self._lease_ids = lease_ids
+        self._longest_poll = longest_poll
+        self._doubtful: dict[str, str] = {}
+
+    def look(self, flight: Flight) -> None:
+        flight.stage = Stage.LOOKING
+        self._receipts.look(flight.lane.shard, self._claim_of(flight), flight, self._looked)
+
+    def _looked(self, flight: Flight, answer: ClaimAnswer | None) -> None:
+        if flight.stage is Stage.OVER:
+            return
+        flight.looked = True
+        match answer:
+            case ClaimAnswer(state="completed"):
+                self._hand.served(flight, answer)
+            case ClaimAnswer(state="failed", failure=failure) if failure is not None:
+                self._hand.failed(flight, failure)
+            case ClaimAnswer(state="unknown"):
+                self._hand.unknown(flight, answer.failure)
+            case _:
+                self._flow.resume(flight)
+
+    def _claim_of(self, flight: Flight) -> Claim:
+        call = flight.calls[0]
+        page, item, tool = call.page, call.item, flight.tool
+        flight.payer_run, flight.payer_row, flight.forced = page.run_id, item.row, call.forced
+        flight.timeout = tool.tool.timeout if item.timeout is None else item.timeout
+        return Claim(
+            key=flight.key,
+            lease_id=flight.lease_id,
+            run_id=page.run_id,
+            tool=tool.id,
+            effect=tool.effect,
+            started_at=page.started_at,
+            caller=item.row,
+            force=flight.forced,
+            reusable=tool.effect == "read",
+            fresh_for=item.stale_after,
+            cost=flight.cost,
+            org=page.org,
+        )
+
+    def claim(self, flight: Flight) -> None:
+        try:
+            flight.cost = flight.tool.cost_of(bytes(flight.input))
+        except RowmillError as error:
+            flight.payer_run = flight.calls[0].page.run_id
+            tool = flight.tool
+            self._hand.failed(
+                flight, ToolFailure(tool=tool.id, provider=tool.provider, code="cost", message=str(error), origin="gateway", category="definition")
+            )
+            return
+        flight.stage = Stage.CLAIMING
+        flight.lease_id = self._doubtful.pop(flight.key, "") or self._lease_ids()
+        flight.lane.claimed += flight.tool.weight
+        flight.group.coming += 1
+        self._receipts.claim(flight.lane.shard, self._claim_of(flight), flight, self._claimed, confirm=flight.tool.confirmed_by_claim)
+
+    def _claimed(self, flight: Flight, answer: ClaimAnswer | None) -> None:
+        flight.lane.claimed -= flight.tool.weight
+        flight.group.coming -= 1
+        self._flow.turn_soon(flight)
+        if answer is None:
+            self._doubt(flight)
+            for call in flight.calls:
+                call.late = True
+            self._flow.resume(flight)
+            return
+        match answer.state:
+            case "granted":
+                flight.dispatch, flight.leased_at = answer.dispatch, self._clock.monotonic()
+                if flight.stage is Stage.OVER or any(call.late for call in flight.calls):
+                    self.release(flight)
+                else:
+                    flight.stage = Stage.READY
+                    flight.lane.claimed += flight.tool.weight
+                    flight.group.add(flight.leased_at, flight)
+            case "completed":
+                self._hand.served(flight, answer)
+            case "failed" if answer.failure is not None:
+                self._hand.failed(flight, answer.failure)
+            case "unknown":
+                self._hand.unknown(flight, answer.failure)
+            case "halted":
+                self._hand.halted(flight, "halted")
+            case "over_budget":
+                self._hand.halted(flight, "budget")
+            case "held" if not any(call.late for call in flight.calls):
+                self._flow.pause(flight, min(max(answer.wait_ms / 1000, SHORTEST_POLL), self._longest_poll))
+            case "refused":
+                self._shards.refused(flight.lane.shard)
+                self._flow.resume(flight)
+            case _:
+                self._flow.resume(flight)
+
+    def _doubt(self, flight: Flight) -> None:
+        """The lease may be ours: should the key be claimed again, the same id finds it, where another would have to wait for its end."""
+        if len(self._doubtful) >= DOUBTFUL_LEASES:
+            del self._doubtful[next(iter(self._doubtful))]
+        self._doubtful[flight.key] = flight.lease_id
+        flight.forget_lease()
+
+    def release(self, flight: Flight) -> None:
+        """Give the lease back, unsent, before anyone is told to wait."""
+        if flight.stage is not Stage.OVER:
+            flight.stage = Stage.RELEASING
+        lease = LeaseRef(key=flight.key, lease_id=flight.lease_id, run_id=flight.payer_run, dispatch=flight.dispatch)
+        flight.forget_lease()
+        self._receipts.release(lease, flight, self._flow.resume)

@@ -1,0 +1,127 @@
+"""The gateway without the broker: hand, lanes, receipts and shards put together, and the clocks that drive them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from rowmill.runtime.clock import Clock
+from rowmill_contracts.tools import ToolCalls
+from rowmill_tool_gateway.answers import Answers, Replies
+from rowmill_tool_gateway.credentials import Credentials
+from rowmill_tool_gateway.dispatch import Dispatcher
+from rowmill_tool_gateway.flights import Page
+from rowmill_tool_gateway.hand import Hand
+from rowmill_tool_gateway.receipts import Asks, Receipts
+from rowmill_tool_gateway.settings import ToolGatewaySettings
+from rowmill_tool_gateway.settling import Settler
+from rowmill_tool_gateway.shards import ShardLeases
+from rowmill_tool_gateway.toolbox import Toolbox
+
+SWEEPS_PER_HOLD = 20
+"""How finely the hand's 5 s are kept."""
+
+
+class Neighbours(Asks, Replies, Protocol):
+    """What the engine needs of the bus."""
+
+
+class Engine:
+    """``holder``: unique to this process and start; no lease of a former start is taken for ours."""
+
+    def __init__(
+        self,
+        neighbours: Neighbours,
+        toolbox: Toolbox,
+        credentials: Credentials,
+        settings: ToolGatewaySettings,
+        *,
+        holder: str,
+        clock: Clock,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._answers = Answers(neighbours, gather=settings.page_gather)
+        # The lambdas name parts that are built further down.
+        self._receipts = Receipts(
+            neighbours,
+            holder=holder,
+            clock=clock,
+            term_of=lambda shard: self.shards.term(shard),  # noqa: PLW0108
+            storing_again=lambda: self.dispatcher.look_again(),  # noqa: PLW0108
+            page=settings.receipt_page,
+            gather=settings.page_gather,
+            timeout=settings.store_timeout,
+        )
+        self.hand = Hand(
+            toolbox,
+            self._answers,
+            clock,
+            hold=settings.hand,
+            sent_hold=settings.in_flight_hold,
+            sent_again=settings.in_flight_again,
+        )
+        self.shards = ShardLeases(
+            neighbours,
+            holder=holder,
+            clock=clock,
+            renewal=settings.shard_renewal,
+            retry=settings.shard_retry,
+            timeout=settings.store_timeout,
+            changed=lambda shard: self.dispatcher.look_again(shard),  # noqa: PLW0108
+            busy=self.hand.busy,
+        )
+        numbers = itertools.count(1)
+        self.dispatcher = Dispatcher(
+            self.hand,
+            self._receipts,
+            self.shards,
+            clock,
+            settings,
+            lease_ids=lambda: f"{holder}-{next(numbers):x}",
+            credential=lambda tool: credentials.version(tool.tool.provider),
+        )
+        self.hand.dispatch = self.dispatcher
+        self.dispatcher.settle = Settler(self.hand, self.dispatcher, self._receipts, credentials, clock, settings, jitter).settle
+        self._loops: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to keep leases and time."""
+        self._loops = [
+            asyncio.create_task(self.shards.run(), name="shard leases"),
+            asyncio.create_task(self._sweep(), name="sweep"),
+            asyncio.create_task(self._renew(), name="renewals"),
+        ]
+
+    def take(self, message: ToolCalls, reply_to: str) -> Page:
+        return self.hand.take(message, reply_to)
+
+    async def stop(self, timeout: float) -> None:
+        """Defer what was not sent, wait for what was (for ``timeout`` seconds at most), give the shards up."""
+        async with asyncio.timeout(timeout) as limit:
+            try:
+                while self.hand.pages:
+                    self.hand.put_down()
+                    await asyncio.sleep(self._settings.hand / SWEEPS_PER_HOLD)
+            except asyncio.CancelledError:
+                if not limit.expired():
+                    raise
+        for task in self._loops:
+            task.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        await self.shards.release()
+
+    async def _sweep(self) -> None:
+        interval = self._settings.hand / SWEEPS_PER_HOLD
+        while True:
+            await self._clock.sleep(interval)
+            self.hand.sweep(interval)
+
+    async def _renew(self) -> None:
+        while True:
+            await self._clock.sleep(self._settings.receipt_renewal / 4)
+            await self.dispatcher.renew()

@@ -1,0 +1,123 @@
+"""What is in the gateway's hand: pages of calls, the calls, and flights.
+
+A flight is the one claim and request that all equal calls share (single flight): its key is the receipt's. Its first call is the payer, whose run
+claims the receipt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rowmill_contracts.tools import CallItem
+
+if TYPE_CHECKING:
+    from rowmill_tool_gateway.groups import Group
+    from rowmill_tool_gateway.lanes import Lane
+    from rowmill_tool_gateway.toolbox import PreparedTool
+
+
+class Stage(Enum):
+    """Where a flight stands. Only `SENT` and `STORING` have spent anything that is not settled yet."""
+
+    WAITING = auto()  # in its group's queue, nothing claimed
+    LOOKING = auto()  # being looked up among stored outputs
+    CLAIMING = auto()
+    READY = auto()  # claimed, in its group
+    SENT = auto()  # its request is under way (or its confirm right before)
+    STORING = auto()  # its outcome is being stored
+    PAUSED = auto()  # a timer brings it back to its group: another holder's lease, or the wait before a retry
+    RELEASING = auto()  # claimed, given back unsent
+    OVER = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Page:
+    """One delivery of `ToolCalls`. ``arrived``: by the process's monotonic clock. ``done``: set when every call is answered."""
+
+    run_id: str
+    org: str
+    started_at: float
+    forced: bool
+    reply_to: str
+    arrived: float
+    done: asyncio.Future[None]
+    calls: list[Call] = field(default_factory=list)
+    unsent: int = 0
+    """Answers that are not on their way yet."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One asked call. ``deadline``: when it is deferred unless its request was sent. ``late``: it is past that and waits for no more."""
+
+    page: Page
+    item: CallItem
+    deadline: float
+    flight: Flight | None = None
+    answered: bool = False
+    late: bool = False
+
+    @property
+    def forced(self) -> bool:
+        return self.page.forced or self.item.force
+
+    def is_asked_by(self, run_id: str, caller: str) -> bool:
+        return self.item.row == caller and self.page.run_id == run_id
+
+    def asks_as(self, other: Call) -> bool:
+        """Whether a stored output that serves the one serves the other."""
+        return (
+            self.page.started_at == other.page.started_at
+            and self.item.stale_after == other.item.stale_after
+            and self.forced == other.forced
+            and self.page.run_id == other.page.run_id
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """``asked``: when its oldest call was first asked for, seconds since the epoch. ``attempt`` counts tries from 1. ``looked``: its stored
+    output was looked for and there was none.
+    """
+
+    key: str
+    tool: PreparedTool
+    lane: Lane
+    group: Group[Flight]
+    asked: float
+    input: msgspec.Raw
+    calls: list[Call] = field(default_factory=list)
+    stage: Stage = Stage.WAITING
+    ticket: int = 0
+    timer: asyncio.TimerHandle | None = None
+    attempt: int = 1
+    refreshed: bool = False
+    looked: bool = False
+    lease_id: str = ""
+    dispatch: int = 0
+    leased_at: float = 0.0
+    """When its lease was taken or last renewed, by the monotonic clock."""
+    payer_run: str = ""
+    payer_row: str = ""
+    forced: bool = False
+    timeout: float = 0.0
+    cost: Decimal = Decimal(0)
+    credential: int = 0
+    """Version of the credential that its request went with."""
+
+    def start_anew(self, calls: list[Call]) -> None:
+        """Forget what was tried for other callers."""
+        self.calls = calls
+        self.attempt = 1
+        self.refreshed = self.looked = False
+        self.forget_lease()
+
+    def forget_lease(self) -> None:
+        self.lease_id = ""
+        self.dispatch = 0

@@ -1,0 +1,182 @@
+"""Carrying out tools that are functions: called with their inputs and a `ToolCall`, in the loop or in a thread.
+
+What a function raises is an observation like any other: httpx's errors are classed as the provider's answers are, `ToolError` says itself what
+follows, anything else is the function's own failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+import aiohttp
+import httpx
+import msgspec
+import structlog
+from httpx_aiohttp import AiohttpTransport
+
+from rowmill.errors import InputInvalid, SecretMissing, ToolError
+from rowmill.providers import Provider
+from rowmill.tools import Tool, ToolCall
+from rowmill_tool_gateway.credentials import Credentials
+from rowmill_tool_gateway.failures import Observation
+from rowmill_tool_gateway.http_tools import seen_answer
+from rowmill_tool_gateway.results import Ended, Result, output_of
+
+log = structlog.get_logger()
+
+_decode = msgspec.json.Decoder().decode
+_NEVER_OPENED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+class Sessions(Protocol):
+    """Where a provider's connections are kept."""
+
+    def session(self, pool: str, *, fresh: bool = False) -> aiohttp.ClientSession: ...
+
+
+class _ProviderAuth(httpx.Auth):
+    """Adds the credential to requests to the provider's own origin, and to no other: an author's absolute URL must not carry it away."""
+
+    def __init__(self, provider: Provider, credentials: Credentials) -> None:
+        self._provider = provider
+        self._credentials = credentials
+        self._origin = _origin(httpx.URL(provider.base_url))
+
+    async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
+        if _origin(request.url) == self._origin:
+            for name, value in (await self._credentials.headers(self._provider)).items():
+                request.headers[name] = value
+        yield request
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
+
+
+class Clients:
+    """One httpx client per provider, over the connections that declared tools use too."""
+
+    def __init__(self, sessions: Sessions, credentials: Credentials) -> None:
+        self._sessions = sessions
+        self._credentials = credentials
+        self._clients: dict[tuple[str, bool], httpx.AsyncClient] = {}
+
+    def client(self, provider: Provider, *, fresh: bool) -> httpx.AsyncClient:
+        """Never follows redirects, has no timeout of its own (the call's counts), reads no proxy settings."""
+        client = self._clients.get((provider.name, fresh))
+        if client is None:
+            client = self._clients[provider.name, fresh] = httpx.AsyncClient(
+                transport=AiohttpTransport(client=lambda: self._sessions.session(provider.name, fresh=fresh), trust_env=False),
+                base_url=provider.base_url,
+                headers=dict(provider.headers),
+                auth=_ProviderAuth(provider, self._credentials),
+                timeout=None,  # noqa: S113 - the call's own limit ends it
+                trust_env=False,
+            )
+        return client
+
+    def forget(self) -> None:
+        """Drop the clients; their connections belong to the sessions, which are closed where they are kept."""
+        self._clients.clear()
+
+
+class FunctionCarrier:
+    """``monotonic`` and ``wall``: clocks, for the deadline that functions see and for dates in headers."""
+
+    def __init__(
+        self,
+        tool: Tool,
+        clients: Clients,
+        credentials: Credentials,
+        threads: Executor,
+        *,
+        result_limit: int,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._tool = tool
+        self._clients = clients
+        self._credentials = credentials
+        self._threads = threads
+        self._result_limit = result_limit
+        self._monotonic = monotonic
+        self._wall = wall
+
+    async def carry(self, inputs: Sequence[bytes], keys: Sequence[str], timeout: float) -> Sequence[Ended]:
+        tool = self._tool
+        try:
+            given = [tool.decode_input(_decode(one)) for one in inputs]
+            secrets: Mapping[str, str] = await self._credentials.values(tool.provider)
+        except (InputInvalid, SecretMissing) as error:
+            return [Observation("misdefined", str(error), code=error.code)] * len(inputs)
+        fresh = tool.effect == "non_idempotent"
+        call = ToolCall(http=self._clients.client(tool.provider, fresh=fresh), keys=list(keys), deadline=self._monotonic() + timeout, secrets=secrets)
+        try:
+            async with asyncio.timeout(timeout):
+                outputs = await self._called(given if tool.batch is not None else given[0], call)
+        except Exception as error:  # author code may raise anything
+            return [self._observed(error)] * len(inputs)
+        if tool.batch is None:
+            return [self._ended(outputs)]
+        if not isinstance(outputs, list | tuple) or len(outputs) != len(inputs):
+            got = f"{len(outputs)} results" if isinstance(outputs, list | tuple) else type(outputs).__name__
+            return [Observation("wrong_answer", f"{len(inputs)} inputs were given and {got} returned", code="result_count")] * len(inputs)
+        return [self._ended(output) for output in outputs]
+
+    async def _called(self, given: Any, call: ToolCall) -> Any:
+        function = self._tool.function
+        assert function is not None  # noqa: S101 - a function tool has one
+        if self._tool.blocking:
+            context = contextvars.copy_context()
+            return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, function, given, call)
+        returned = function(given, call)
+        return await returned if inspect.isawaitable(returned) else returned
+
+    def _ended(self, output: Any) -> Ended:
+        if isinstance(output, Exception):
+            return self._observed(output)
+        ended = output_of(self._tool, output, self._result_limit)
+        if isinstance(ended, Result):
+            return Result(self._credentials.redactor.body(ended.output), ended.no_result, ended.cost)
+        return ended
+
+    def _observed(self, error: Exception) -> Observation:
+        match error:
+            case ToolError():
+                return Observation(
+                    "raised",
+                    error.message,
+                    status=error.status,
+                    retry_after=error.retry_after,
+                    code=None if error.failure_code == ToolError.code else error.failure_code,
+                    category=None if error.category == "rejected" else error.category,  # the default; a status says more
+                    retryable=error.retryable,
+                )
+            case httpx.HTTPStatusError():
+                return seen_answer(error.response.status_code, error.response.headers, _body(error.response), self._wall())
+            case SecretMissing():
+                return Observation("misdefined", str(error), code=error.code, category="auth")
+            case httpx.HTTPError() if isinstance(error, _NEVER_OPENED):
+                return Observation("never_opened", f"no connection to the provider: {error}")
+            case httpx.DecodingError() | httpx.RemoteProtocolError():
+                return Observation("bad_answer", f"the answer cannot be read: {error}")
+            case httpx.TransportError():
+                return Observation("no_answer", f"the connection was lost before the answer: {type(error).__name__}: {error}")
+            case TimeoutError():
+                return Observation("no_answer", "no answer within the call's timeout", code="timeout")
+            case _:
+                log.warning("tool_crashed", tool=self._tool.id, error_type=type(error).__name__)
+                return Observation("crashed", f"{type(error).__name__}: {error}")
+
+
+def _body(response: httpx.Response) -> bytes:
+    try:
+        return response.content
+    except httpx.ResponseNotRead:
+        return b""

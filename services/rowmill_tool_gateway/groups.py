@@ -1,0 +1,67 @@
+"""Groups: calls of one tool and credential scope, first waiting, then claimed and gathered into requests. Pure: the time is an argument.
+
+A claimed call waits for company for at most ``gather`` seconds from the first of its batch (never extended), not at all when the batch is full or
+nothing more is on its way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Generic, TypeVar
+
+from rowmill_tool_gateway.fairness import RunQueue
+from rowmill_tool_gateway.pacing import Pace
+
+ItemT = TypeVar("ItemT")
+
+
+class Group(Generic[ItemT]):
+    """``size``: calls in a request at most. ``pace``: the tool's own rate besides its lane's. ``waiting``: calls that nothing is claimed for."""
+
+    def __init__(self, *, size: int, gather: float, pace: Pace | None) -> None:
+        self.size = size
+        self.waiting: RunQueue[ItemT] = RunQueue()
+        self.coming = 0
+        """Calls that are being claimed: company worth waiting for."""
+        self._gather = gather
+        self._pace = pace
+        self._ready: deque[tuple[float, ItemT]] = deque()
+
+    @property
+    def ready(self) -> int:
+        """Claimed calls that were not taken."""
+        return len(self._ready)
+
+    def claim_room(self, now: float, ahead: float) -> int:
+        """Calls that the tool's own rate lets one claim now."""
+        if self._pace is None:
+            return self.waiting.length
+        room = math.ceil(self._pace.sends_within(now, ahead)) * self.size - self.coming - len(self._ready)
+        return max(0, room)
+
+    def add(self, now: float, item: ItemT) -> None:
+        """A call was claimed."""
+        self._ready.append((now, item))
+
+    def due_at(self, now: float) -> float | None:
+        """When the next request may go, in the past where it may now; None with nothing to send."""
+        if not self._ready:
+            return None
+        full = len(self._ready) >= self.size
+        gathered = self._ready[0][0] + self._gather if self.coming and not full else now
+        return gathered if self._pace is None else max(gathered, self._pace.ready_at())
+
+    def claimable_at(self, now: float) -> float:
+        """When the tool's own rate allows another request."""
+        return now if self._pace is None else self._pace.ready_at()
+
+    def take(self, now: float) -> list[ItemT]:
+        """The calls of the next request, oldest first."""
+        if self._pace is not None:
+            self._pace.take(now)
+        return [self._ready.popleft()[1] for _ in range(min(self.size, len(self._ready)))]
+
+    def remove(self, item: ItemT) -> None:
+        """Take one call out that is not to be sent."""
+        self._ready = deque(entry for entry in self._ready if entry[1] is not item)

@@ -1,0 +1,22 @@
+"""What the gateway does with each message."""
+
+from __future__ import annotations
+
+from rowmill.runtime.deliveries import Delivery, Rejected
+from rowmill_contracts.tools import ToolCalls
+from rowmill_tool_gateway.engine import Engine
+
+
+class Handlers:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def calls(self, delivery: Delivery) -> None:
+        """Work a page of calls; returns once each was answered, so only then it is acknowledged."""
+        match delivery.message:
+            case ToolCalls() as message if delivery.reply_to:
+                await self._engine.take(message, delivery.reply_to).done
+            case ToolCalls():
+                raise Rejected("tool calls without a reply queue: nobody would learn their outcome")
+            case other:
+                raise Rejected(f"{other.message_type} is not for the tool gateway")

@@ -1,0 +1,158 @@
+"""One request, one answer: the port to providers for declared HTTP tools, and its implementation by aiohttp.
+
+Owns connections, redirects (never followed), time limits and the size limit of bodies. What an answer means is not decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import aiohttp
+from aiohttp.http import HttpProcessingError
+from yarl import URL
+
+from rowmill.errors import RowmillError
+
+KEPT_URLS = 10_000
+"""Parsed URLs that are kept; tools with the same URL for every call are parsed once."""
+_CHUNK = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """``pool``: whose connections to use (the provider's name). ``timeout``: seconds until the whole answer must be there. ``fresh``: open a
+    new connection, since on a kept one it cannot be told whether a lost request was seen.
+    """
+
+    pool: str
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes | None
+    timeout: float
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """``headers`` are looked up without regard to case."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class NoResponse(RowmillError):
+    """A request that ended without a usable answer. ``kind`` says how, in the words of `failures.Observation`."""
+
+    code = "no_response"
+
+    def __init__(self, kind: Literal["never_opened", "no_answer", "bad_answer", "too_large", "misdefined"], message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class HttpPort(Protocol):
+    async def send(self, request: HttpRequest) -> HttpResponse:
+        """Send once, never again by itself. Raises `NoResponse`."""
+
+    async def close(self) -> None: ...
+
+
+class AiohttpPort:
+    """One session per provider, with kept connections. How many requests are open is the lanes' business."""
+
+    def __init__(self, *, connect_timeout: float, body_stall: float, body_limit: int) -> None:
+        self._connect_timeout = connect_timeout
+        self._body_stall = body_stall
+        self._body_limit = body_limit
+        self._sessions: dict[tuple[str, bool], aiohttp.ClientSession] = {}
+        self._timeouts: dict[float, aiohttp.ClientTimeout] = {}
+        self._urls: dict[str, URL] = {}
+
+    def session(self, pool: str, *, fresh: bool = False) -> aiohttp.ClientSession:
+        """The provider's session, for clients that bring their own layer."""
+        session = self._sessions.get((pool, fresh))
+        if session is None:
+            connector = aiohttp.TCPConnector(limit=0, force_close=True) if fresh else aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+            session = self._sessions[pool, fresh] = aiohttp.ClientSession(
+                connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, headers={"User-Agent": "rowmill"}
+            )
+            session._retry_connection = False  # noqa: SLF001 - aiohttp would send a lost GET again by itself, and it may cost money
+        return session
+
+    async def send(self, request: HttpRequest) -> HttpResponse:
+        try:
+            response = await self.session(request.pool, fresh=request.fresh).request(
+                request.method,
+                self._url(request.url),
+                data=request.body,
+                headers=request.headers,
+                allow_redirects=False,
+                timeout=self._timeout(request.timeout),
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientSSLError) as error:
+            raise NoResponse("never_opened", f"no connection to the provider: {error}") from error
+        except TimeoutError as error:
+            raise NoResponse("no_answer", f"no answer within {request.timeout:g} s") from error
+        except aiohttp.ClientResponseError as error:
+            raise NoResponse("bad_answer", f"the answer is not HTTP: {error.message}") from error
+        except (aiohttp.InvalidURL, ValueError) as error:
+            raise NoResponse("misdefined", f"the request cannot be sent: {error}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise NoResponse("no_answer", f"the connection was lost before the answer: {type(error).__name__}: {error}") from error
+        try:
+            return HttpResponse(response.status, await self._body(response), response.headers)
+        except (aiohttp.ClientError, HttpProcessingError, OSError, TimeoutError) as error:
+            raise NoResponse("bad_answer", f"the answer broke off: {type(error).__name__}: {error}") from error
+        finally:
+            response.release()
+
+    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
+        announced = response.content_length
+        if announced is not None and announced > self._body_limit:
+            response.close()
+            raise NoResponse("too_large", f"the answer has {announced} bytes; at most {self._body_limit} are read")
+        content = response.content
+        if content.is_eof():
+            return self._checked(response, content.read_nowait(-1))  # it came with the headers: the common case
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            async with asyncio.timeout(self._body_stall):
+                chunk = await content.read(_CHUNK)
+            if not chunk:
+                return b"".join(chunks)
+            size += len(chunk)
+            self._checked(response, chunk, size)
+            chunks.append(chunk)
+
+    def _checked(self, response: aiohttp.ClientResponse, chunk: bytes, size: int | None = None) -> bytes:
+        if (len(chunk) if size is None else size) > self._body_limit:
+            response.close()
+            raise NoResponse("too_large", f"the answer has more than {self._body_limit} bytes")
+        return chunk
+
+    def _timeout(self, seconds: float) -> aiohttp.ClientTimeout:
+        timeout = self._timeouts.get(seconds)
+        if timeout is None:
+            if len(self._timeouts) > 1000:
+                self._timeouts.clear()
+            timeout = self._timeouts[seconds] = aiohttp.ClientTimeout(total=seconds, sock_connect=self._connect_timeout)
+        return timeout
+
+    def _url(self, text: str) -> URL:
+        url = self._urls.get(text)
+        if url is None:
+            if len(self._urls) > KEPT_URLS:
+                self._urls.clear()
+            url = self._urls[text] = URL(text, encoded=True)
+        return url
+
+    async def close(self) -> None:
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions.clear()

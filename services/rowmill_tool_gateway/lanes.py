@@ -1,0 +1,113 @@
+"""Lanes: what one organisation may do at one provider at a time. Pure: the time is an argument, in seconds of one monotonic clock.
+
+A lane owns its concurrency, its pace, whether and until when it is closed, and the estimate of how long a call will wait. It knows nothing of
+calls, receipts or requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rowmill_tool_gateway.pacing import Pace
+
+FIRST_GUESS: Final = 0.05
+"""Seconds that a request is taken to last before one was seen."""
+SMOOTHING: Final = 0.2
+"""Weight of the newest duration in the running mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePolicy:
+    """When a provider counts as unreachable, and the waits between probes in seconds."""
+
+    after: int
+    first: float
+    limit: float
+
+
+class Lane:
+    """(organisation, provider). ``concurrency``: requests open at once. ``weight``s are in requests: a call of a batch tool is a part of one."""
+
+    def __init__(self, org: str, provider: str, shard: int, *, concurrency: int, pace: Pace | None, probes: ProbePolicy) -> None:
+        self.org = org
+        self.provider = provider
+        self.shard = shard
+        self.concurrency = concurrency
+        self.pace = pace
+        self.in_flight = 0
+        self.claimed = 0.0
+        """Requests' worth of calls that are being claimed or are claimed and not sent."""
+        self.closed_until = float("-inf")
+        self._probes = probes
+        self._missed = 0
+        self._duration = FIRST_GUESS
+        self._appointment = float("-inf")
+
+    @property
+    def probing(self) -> bool:
+        """The provider was unreachable; one request at a time finds out whether it is back."""
+        return self._missed >= self._probes.after
+
+    @property
+    def slots(self) -> int:
+        """Requests that may be opened besides those that are."""
+        return (1 if self.probing else self.concurrency) - self.in_flight
+
+    def ready_at(self) -> float:
+        """The earliest time of the next request, concurrency aside."""
+        return self.closed_until if self.pace is None else max(self.closed_until, self.pace.ready_at())
+
+    def may_send(self, now: float) -> bool:
+        return self.slots > 0 and self.ready_at() <= now
+
+    def claim_room(self, now: float, ahead: float) -> float:
+        """Requests' worth of calls to claim now: what can be sent within ``ahead`` seconds and is not claimed yet."""
+        if self.closed_until > now:
+            return 0.0
+        room = max(0, self.slots) + (0.0 if self.probing else self.concurrency * ahead / self._duration)
+        if self.pace is not None:
+            room = min(room, self.pace.sends_within(now, ahead))
+        return room - self.claimed
+
+    def opened(self, now: float) -> None:
+        """A request is about to be sent."""
+        self.in_flight += 1
+        if self.pace is not None:
+            self.pace.take(now)
+
+    def finished(self, seconds: float | None) -> None:
+        """A request ended; ``seconds`` is how long it took, None where it was not sent after all."""
+        self.in_flight -= 1
+        if seconds is not None:
+            self._duration += SMOOTHING * (max(seconds, 0.0005) - self._duration)
+
+    def reached(self) -> None:
+        """The provider answered, whatever it said."""
+        self._missed = 0
+
+    def missed(self, now: float, jitter: float) -> None:
+        """A connection never opened. After several in a row the lane closes between probes. ``jitter``: from 0 to 1."""
+        self._missed += 1
+        beyond = self._missed - self._probes.after
+        if beyond >= 0:
+            wait = min(self._probes.limit, self._probes.first * 2.0 ** min(beyond, 30))
+            self.close(now + wait * (0.5 + jitter / 2))
+
+    def close(self, until: float) -> None:
+        """Send nothing before ``until``; a lane that is closed for longer stays so."""
+        self.closed_until = max(self.closed_until, until)
+
+    def requests_per_second(self) -> float:
+        """How fast the lane is taken to work off what waits."""
+        by_slots = (1 if self.probing else self.concurrency) / self._duration
+        return by_slots if self.pace is None else min(by_slots, self.pace.per_second)
+
+    def expected_wait(self, now: float, requests_before: float) -> float:
+        """Seconds until a call behind so many requests will be sent, as far as one can tell."""
+        return max(0.0, self.ready_at() - now) + requests_before / self.requests_per_second()
+
+    def appoint(self, now: float, not_before: float, weight: float) -> float:
+        """Seconds from ``now`` at which a deferred call should be asked for again; one appointment after the other, at the lane's rate."""
+        self._appointment = max(self._appointment, self.closed_until, now + not_before) + weight / self.requests_per_second()
+        return self._appointment - now

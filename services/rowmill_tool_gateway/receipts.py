@@ -1,0 +1,224 @@
+"""Talking to the receipt-store in pages: claims per shard, outcomes over all shards, each answered to who handed it in.
+
+Owns the persistence latch (SPEC 3.9): while an outcome cannot be stored, `storing` is false and nothing new may be dispatched. Outcomes are asked
+for again until they are stored; claims and releases are not, since a lease ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import structlog
+
+from rowmill.errors import RowmillError
+from rowmill.runtime.clock import Clock, backoff
+from rowmill.runtime.gathering import Gatherer
+from rowmill_contracts.envelope import PAGE_BYTES, Message
+from rowmill_contracts.receipts import (
+    Claim,
+    ClaimAnswer,
+    ClaimReceipts,
+    Complete,
+    Completed,
+    Completion,
+    Confirm,
+    ConfirmAnswer,
+    Confirmed,
+    Fail,
+    FailedCall,
+    LeaseRef,
+    ReceiptsClaimed,
+    Release,
+    Released,
+    Renew,
+    Renewed,
+    StoreAnswer,
+)
+from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
+from rowmill_tool_gateway.flights import Flight
+
+log = structlog.get_logger()
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+OnClaimed = Callable[[Flight, ClaimAnswer | None], None]
+"""Told the answer to a claim or look-up; None: the store did not answer, and the lease may or may not be ours."""
+OnStored = Callable[[Flight, StoreAnswer], None]
+OnReleased = Callable[[Flight], None]
+
+_STORED = StoreAnswer(state="stored")
+
+
+class Asks(Protocol):
+    """What the bus does for requests."""
+
+    async def ask(self, message: Message, key: str, answer: type[ReplyT], *, timeout: float | None = None) -> ReplyT: ...
+
+
+class Receipts:
+    """``holder``: this process. ``term_of``: the term of a shard's lease, None where it is not held. ``storing_again``: told when the latch opens."""
+
+    def __init__(
+        self,
+        asks: Asks,
+        *,
+        holder: str,
+        clock: Clock,
+        term_of: Callable[[int], int | None],
+        storing_again: Callable[[], None],
+        page: int,
+        gather: float,
+        timeout: float,
+    ) -> None:
+        self._asks = asks
+        self._holder = holder
+        self._clock = clock
+        self._term_of = term_of
+        self._storing_again = storing_again
+        self._page = page
+        self._gather = gather
+        self._timeout = timeout
+        self._failing = 0
+        self._claims: dict[tuple[int, bool, bool], Gatherer[tuple[Claim, Flight, OnClaimed]]] = {}
+        self._completions: Gatherer[tuple[Completion, Flight, OnStored]] = Gatherer(
+            self._complete, max_items=page, max_age=gather, max_bytes=PAGE_BYTES, size=lambda item: len(item[0].output) + 200
+        )
+        self._failures: Gatherer[tuple[FailedCall, Flight, OnStored]] = Gatherer(self._fail, max_items=page, max_age=gather)
+        self._releases: Gatherer[tuple[LeaseRef, Flight, OnReleased]] = Gatherer(self._release, max_items=page, max_age=gather)
+
+    @property
+    def storing(self) -> bool:
+        """Outcomes can be stored, as far as is known."""
+        return not self._failing
+
+    # ---- claims -----------------------------------------------------------------------------------------------------------------------
+
+    def claim(self, shard: int, claim: Claim, flight: Flight, answered: OnClaimed, *, confirm: bool) -> None:
+        self._gatherer(shard, confirm=confirm, only_cached=False).add((claim, flight, answered))
+
+    def look(self, shard: int, claim: Claim, flight: Flight, answered: OnClaimed) -> None:
+        """Ask for what is stored, claiming nothing."""
+        self._gatherer(shard, confirm=False, only_cached=True).add((claim, flight, answered))
+
+    def _gatherer(self, shard: int, *, confirm: bool, only_cached: bool) -> Gatherer[tuple[Claim, Flight, OnClaimed]]:
+        key = (shard, confirm, only_cached)
+        gatherer = self._claims.get(key)
+        if gatherer is None:
+
+            async def flush(items: list[tuple[Claim, Flight, OnClaimed]]) -> None:
+                answers = await self._ask_claims(shard, [item[0] for item in items], confirm=confirm, only_cached=only_cached)
+                for (_, flight, answered), answer in zip(items, answers, strict=True):
+                    _tell(answered, flight, answer)
+
+            gatherer = self._claims[key] = Gatherer(
+                flush, max_items=self._page, max_age=self._gather, max_bytes=PAGE_BYTES, size=lambda item: 300 + len(item[0].caller)
+            )
+        return gatherer
+
+    async def _ask_claims(self, shard: int, claims: list[Claim], *, confirm: bool, only_cached: bool) -> Sequence[ClaimAnswer | None]:
+        term = self._term_of(shard)
+        if term is None and not only_cached:
+            return [ClaimAnswer(state="refused")] * len(claims)
+        request = ClaimReceipts(
+            holder=self._holder, claims=claims, shard=None if only_cached else shard, term=term, confirm=confirm, only_cached=only_cached
+        )
+        try:
+            reply = await self._asks.ask(request, RECEIPTS_CLAIMS, ReceiptsClaimed, timeout=self._timeout)
+        except RowmillError as error:
+            log.warning("claims_unanswered", shard=shard, claims=len(claims), error=str(error))
+            return [None] * len(claims)
+        if len(reply.answers) != len(claims):
+            log.error("claims_misaligned", claims=len(claims), answers=len(reply.answers))
+            return [None] * len(claims)
+        return reply.answers
+
+    async def confirm(self, shard: int, leases: list[LeaseRef], batch_id: str) -> list[ConfirmAnswer] | None:
+        """Confirm the leases of one request right before it is sent; None where the store did not answer."""
+        request = Confirm(leases=leases, shard=shard, term=self._term_of(shard), batch_id=batch_id)
+        try:
+            reply = await self._asks.ask(request, RECEIPTS_SETTLE, Confirmed, timeout=self._timeout)
+        except RowmillError as error:
+            log.warning("confirm_unanswered", shard=shard, leases=len(leases), error=str(error))
+            return None
+        return reply.answers if len(reply.answers) == len(leases) else None
+
+    async def renew(self, leases: list[LeaseRef]) -> list[bool] | None:
+        """Whether each lease is still held, and renewed; None where the store did not answer."""
+        try:
+            reply = await self._asks.ask(Renew(leases=leases), RECEIPTS_SETTLE, Renewed, timeout=self._timeout)
+        except RowmillError as error:
+            log.warning("renewal_unanswered", leases=len(leases), error=str(error))
+            return None
+        return reply.held if len(reply.held) == len(leases) else None
+
+    # ---- outcomes ---------------------------------------------------------------------------------------------------------------------
+
+    def complete(self, completion: Completion, flight: Flight, stored: OnStored) -> None:
+        """Store a result; ``stored`` is told once it is, however long that takes."""
+        self._completions.add((completion, flight, stored))
+
+    def fail(self, failed: FailedCall, flight: Flight, stored: OnStored) -> None:
+        """Store a failure, likewise."""
+        self._failures.add((failed, flight, stored))
+
+    async def _complete(self, items: list[tuple[Completion, Flight, OnStored]]) -> None:
+        answers = await self._store(Complete(completions=[item[0] for item in items]), len(items))
+        for (_, flight, stored), answer in zip(items, answers, strict=True):
+            _tell(stored, flight, answer)
+
+    async def _fail(self, items: list[tuple[FailedCall, Flight, OnStored]]) -> None:
+        answers = await self._store(Fail(failures=[item[0] for item in items]), len(items))
+        for (_, flight, stored), answer in zip(items, answers, strict=True):
+            _tell(stored, flight, answer)
+
+    async def _store(self, request: Complete | Fail, items: int) -> Sequence[StoreAnswer]:
+        """Ask until it is stored. The latch is closed from the first failure to the success."""
+        failures = 0
+        while True:
+            try:
+                reply = await self._asks.ask(request, RECEIPTS_SETTLE, Completed, timeout=self._timeout)
+            except RowmillError as error:
+                failures += 1
+                if failures == 1:
+                    self._failing += 1
+                log.warning("outcomes_not_stored", outcomes=items, failures=failures, error=str(error))
+                await self._clock.sleep(backoff(failures, first=0.1, limit=self._timeout))
+                continue
+            if failures:
+                self._failing -= 1
+                log.info("outcomes_stored_again", outcomes=items)
+                if not self._failing:
+                    self._storing_again()
+            if len(reply.answers) == items:
+                return reply.answers
+            log.error("outcomes_misaligned", outcomes=items, answers=len(reply.answers))
+            return [_STORED] * items
+
+    # ---- releasing --------------------------------------------------------------------------------------------------------------------
+
+    def release(self, lease: LeaseRef, flight: Flight, released: OnReleased) -> None:
+        """Give a lease back that nothing was sent for: a queued one (dispatch 0), or a confirmed one under its dispatch number."""
+        self._releases.add((lease, flight, released))
+
+    async def _release(self, items: list[tuple[LeaseRef, Flight, OnReleased]]) -> None:
+        try:
+            await self._asks.ask(Release(leases=[item[0] for item in items]), RECEIPTS_SETTLE, Released, timeout=self._timeout)
+        except RowmillError as error:
+            log.warning("leases_not_released", leases=len(items), error=str(error))
+        for _, flight, released in items:
+            _tell(released, flight)
+
+    async def drain(self) -> None:
+        """Wait until everything that was handed in is answered."""
+        await asyncio.gather(
+            *(gatherer.drain() for gatherer in self._claims.values()), self._completions.drain(), self._failures.drain(), self._releases.drain()
+        )
+
+
+def _tell(told: Callable[..., None], *facts: object) -> None:
+    """One flight's trouble is not that of its page's other flights; its callers are deferred by the hand's sweep."""
+    try:
+        told(*facts)
+    except Exception:
+        log.exception("flight_failed")

@@ -1,0 +1,81 @@
+"""Settings of the tool gateway (``ROWMILL_…``)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rowmill.runtime.settings import Seconds, ServiceSettings
+
+
+class ToolGatewaySettings(ServiceSettings):
+    """Bounds and durations of one gateway process. Tools' own timeouts and rates are the author's, and are not scaled."""
+
+    calls_prefetch: Annotated[int, Field(ge=1)] = 64
+    """Pages of calls taken from each shard's queue and not acknowledged."""
+
+    hand: Seconds = 5.0
+    """How long a call may wait before its request is sent; then it is deferred (DESIGN.md, "Waiting")."""
+
+    in_flight_hold: Seconds = 300.0
+    """How long a message is held for a call whose request was sent; then the call is carried by its lease alone, its row parked."""
+
+    in_flight_again: Seconds = 60.0
+    """When a call that outlived ``in_flight_hold`` is to be asked for again."""
+
+    look_after: Seconds = 0.5
+    """A call that is expected to wait longer than this is looked up among stored outputs first, so that cached answers wait for no lane."""
+
+    claim_ahead: Seconds = 0.1
+    """Calls are claimed this long before their turn, so that requests never wait for the receipt-store."""
+
+    shard_renewal: Seconds = 2.0
+    """How often the leases of shards are renewed; a third of their life."""
+
+    shard_retry: Seconds = 1.0
+    """How soon a shard whose lease another gateway holds is asked for again, while calls wait for it."""
+
+    receipt_renewal: Seconds = 20.0
+    """How often the leases of calls in hand are renewed; a third of their life."""
+
+    store_timeout: Seconds = 5.0
+    """Silence of the receipt-store after which a request to it counts as failed (a claim) or the persistence latch closes (a result)."""
+
+    receipt_page: Annotated[int, Field(ge=1, le=1000)] = 1000
+    """Receipts in one request to the receipt-store at most (SPEC 3.2)."""
+
+    unreachable_after: Annotated[int, Field(ge=1)] = 5
+    """Connections in a row that never opened, after which a lane sends one probe at a time."""
+
+    probe_first: Seconds = 1.0
+    probe_limit: Seconds = 30.0
+    """Waits between probes double from the first to the limit."""
+
+    rejected_wait: Seconds = 1.0
+    """How long a lane is closed by a 429 or 425 without ``Retry-After``."""
+
+    payment_wait: Seconds = 30.0
+    """How long a lane is closed by a 402: others need not learn the same by spending requests."""
+
+    call_attempts: Annotated[int, Field(ge=1)] = 5
+    """Tries of a call whose failure may be retried (SPEC 4.4)."""
+
+    retry_first: Seconds = 0.2
+    retry_limit: Seconds = 5.0
+    """Waits between tries double from the first to the limit, with jitter."""
+
+    connect_timeout: Seconds = 30.0
+    """Opening a connection, name look-up and TLS included."""
+
+    body_stall: Seconds = 30.0
+    """Silence within a response body after which it counts as unreadable."""
+
+    body_limit: Annotated[int, Field(ge=1)] = 32 * 1024 * 1024
+    """Bytes of a response body at most; over it the call fails (SPEC 4.6)."""
+
+    result_limit: Annotated[int, Field(ge=1)] = 8 * 1024 * 1024
+    """Bytes of a call's stored output at most; over it the call fails (SPEC 2.11)."""
+
+    blocking_threads: Annotated[int, Field(ge=1)] = 16
+    """Threads for tool functions that are declared ``blocking``."""

@@ -1,0 +1,199 @@
+"""After a request: what its ending means for the lane and for each of its flights, stored before anyone is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import structlog
+
+from rowmill.errors import SecretMissing
+from rowmill.runtime.clock import Clock
+from rowmill_contracts.receipts import Completion, FailedCall, StoreAnswer
+from rowmill_contracts.tools import ToolFailure
+from rowmill_tool_gateway.credentials import Credentials
+from rowmill_tool_gateway.dispatch import Dispatcher
+from rowmill_tool_gateway.failures import (
+    Decision,
+    Defer,
+    Fail,
+    Halt,
+    Observation,
+    OutcomeUnknown,
+    Refresh,
+    Retry,
+    RetryPolicy,
+    decide,
+)
+from rowmill_tool_gateway.flights import Flight, Stage
+from rowmill_tool_gateway.hand import Hand
+from rowmill_tool_gateway.lanes import Lane
+from rowmill_tool_gateway.receipts import Receipts
+from rowmill_tool_gateway.results import Ended, Result
+from rowmill_tool_gateway.settings import ToolGatewaySettings
+
+log = structlog.get_logger()
+
+
+class Settler:
+    """``random``: gives numbers from 0 to 1, for jitter."""
+
+    def __init__(
+        self,
+        hand: Hand,
+        dispatcher: Dispatcher,
+        receipts: Receipts,
+        credentials: Credentials,
+        clock: Clock,
+        settings: ToolGatewaySettings,
+        random: Callable[[], float],
+    ) -> None:
+        self._hand = hand
+        self._dispatcher = dispatcher
+        self._receipts = receipts
+        self._credentials = credentials
+        self._clock = clock
+        self._settings = settings
+        self._random = random
+        self._policy = RetryPolicy(settings.call_attempts, settings.retry_first, settings.retry_limit)
+        self._refreshing: set[asyncio.Task[None]] = set()
+
+    def settle(self, lane: Lane, flights: list[Flight], endings: list[Ended]) -> None:
+        """Store how each flight of one request ended, and act on it."""
+        decisions = [None if isinstance(ended, Result) else self._decide(flight, ended) for flight, ended in zip(flights, endings, strict=True)]
+        self._tell_lane(lane, endings, decisions)
+        for flight, ended, decision in zip(flights, endings, decisions, strict=True):
+            flight.stage = Stage.STORING
+            if isinstance(ended, Result):
+                self._complete(flight, ended)
+            elif decision is not None:
+                self._apply(flight, decision)
+
+    def _decide(self, flight: Flight, seen: Observation) -> Decision:
+        tool = flight.tool
+        message = self._credentials.redactor.text(seen.message)
+        return decide(
+            seen if message == seen.message else replace(seen, message=message),
+            tool=tool.id,
+            provider=tool.provider,
+            effect=tool.effect,
+            retry_5xx=tool.tool.retry_5xx,
+            attempt=flight.attempt,
+            policy=self._policy,
+            jitter=self._random(),
+        )
+
+    def _tell_lane(self, lane: Lane, endings: list[Ended], decisions: list[Decision | None]) -> None:
+        """What one request says about its provider holds for all calls of the lane."""
+        now = self._clock.monotonic()
+        kinds = {"result" if isinstance(ended, Result) else ended.kind for ended in endings}
+        if kinds <= {"never_opened"}:
+            lane.missed(now, self._random())
+        elif kinds - {"never_opened", "misdefined", "no_answer"}:
+            lane.reached()
+        for decision in decisions:
+            match decision:
+                case Defer(wait=wait, failure=ToolFailure(category="rate_limited")):
+                    lane.close(now + (self._settings.rejected_wait if wait is None else wait))
+                case Halt():
+                    lane.close(now + self._settings.payment_wait)
+
+    # ---- results ----------------------------------------------------------------------------------------------------------------------
+
+    def _complete(self, flight: Flight, result: Result) -> None:
+        cost = flight.cost if result.cost is None else result.cost
+        completion = Completion(
+            key=flight.key,
+            lease_id=flight.lease_id,
+            dispatch=flight.dispatch,
+            output=msgspec.Raw(result.output),
+            run_id=flight.payer_run,
+            no_result=result.no_result,
+            cost=cost,
+        )
+
+        def stored(flight: Flight, answer: StoreAnswer) -> None:
+            if answer.state == "rejected":
+                self._hand.failed(flight, self._failure(flight, "not_storable", "the result cannot be stored", "too_large"))
+            else:
+                self._hand.completed(flight, result.output, no_result=result.no_result, cost=cost, completed_at=answer.completed_at)
+
+        self._receipts.complete(completion, flight, stored)
+
+    # ---- failures ---------------------------------------------------------------------------------------------------------------------
+
+    def _apply(self, flight: Flight, decision: Decision) -> None:
+        match decision:
+            case Retry(after=after, failure=failure, charged=charged):
+                self._put_back(flight, failure, charged=charged, then=lambda: self._retry(flight, after, failure))
+            case Defer(wait=wait, failure=failure):
+                self._put_back(flight, failure, charged=False, then=lambda: self._defer(flight, wait, failure))
+            case Halt(reason=reason, failure=failure):
+                self._put_back(flight, failure, charged=False, then=lambda: self._hand.halted(flight, reason, failure))
+            case Refresh(failure=failure):
+                task = asyncio.ensure_future(self._refresh(flight, failure))
+                self._refreshing.add(task)
+                task.add_done_callback(self._refreshing.discard)
+            case Fail(failure=failure, charged=charged):
+                self._fail(flight, failure, charged=charged)
+            case OutcomeUnknown(failure=failure):
+                failed = self._failed(flight, failure, charged=True, final=True, outcome_unknown=True)
+                self._receipts.fail(failed, flight, lambda flight, _: self._hand.unknown(flight, failure))
+
+    def _fail(self, flight: Flight, failure: ToolFailure, *, charged: bool) -> None:
+        self._receipts.fail(self._failed(flight, failure, charged=charged, final=True), flight, lambda flight, _: self._hand.failed(flight, failure))
+
+    def _put_back(self, flight: Flight, failure: ToolFailure, *, charged: bool, then: Callable[[], None]) -> None:
+        """Give the dispatched lease back, to be claimed again, before what follows."""
+
+        def stored(flight: Flight, _: StoreAnswer) -> None:
+            flight.forget_lease()
+            then()
+
+        self._receipts.fail(self._failed(flight, failure, charged=charged, final=False), flight, stored)
+
+    def _failed(self, flight: Flight, failure: ToolFailure, *, charged: bool, final: bool, outcome_unknown: bool = False) -> FailedCall:
+        return FailedCall(
+            key=flight.key,
+            lease_id=flight.lease_id,
+            dispatch=flight.dispatch,
+            run_id=flight.payer_run,
+            failure=failure,
+            charged=charged,
+            final=final,
+            outcome_unknown=outcome_unknown,
+        )
+
+    def _retry(self, flight: Flight, after: float, failure: ToolFailure) -> None:
+        if after > self._settings.hand:
+            self._wait_elsewhere(flight, after, failure)
+        else:
+            self._dispatcher.try_again(flight, after)
+
+    def _defer(self, flight: Flight, wait: float | None, failure: ToolFailure) -> None:
+        earliest = self._settings.rejected_wait if wait is None else wait
+        self._wait_elsewhere(flight, flight.lane.appoint(self._clock.monotonic(), earliest, flight.tool.weight), failure)
+
+    def _wait_elsewhere(self, flight: Flight, wait: float, failure: ToolFailure) -> None:
+        flight.stage = Stage.WAITING
+        self._hand.defer(flight, list(flight.calls), wait, reason=f"provider {flight.tool.provider}: {failure.code}", failure=failure)
+        self._hand.forget(flight)
+
+    async def _refresh(self, flight: Flight, failure: ToolFailure) -> None:
+        """Once per flight: with another credential the call is tried again, with the same one it fails."""
+        renewed = False
+        if not flight.refreshed:
+            flight.refreshed = True
+            try:
+                renewed = await self._credentials.refresh(flight.tool.tool.provider, flight.credential)
+            except SecretMissing as error:
+                log.warning("credential_not_refreshed", provider=flight.tool.provider, error=self._credentials.redactor.text(str(error)))
+        if renewed:
+            self._put_back(flight, failure, charged=False, then=lambda: self._dispatcher.try_again(flight, 0.0))
+        else:
+            self._fail(flight, failure, charged=False)
+
+    def _failure(self, flight: Flight, code: str, message: str, category: str) -> ToolFailure:
+        return ToolFailure(tool=flight.tool.id, provider=flight.tool.provider, code=code, message=message, origin="gateway", category=category)
