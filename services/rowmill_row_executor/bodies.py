@@ -141,15 +141,16 @@ class BodyDriver:
                 elif calls.fatal is not None:
                     await self._release(lease, error=problem_of(calls.fatal))
                 elif body.done():
-                    await self._ended(lease, body)
+                    await self._ended(lease, calls, body)
                 else:
                     await self._waits(lease, calls)
         finally:
             await drop(ctx, body, self._drop_patience)
 
-    async def _ended(self, lease: Lease, body: asyncio.Task[Any]) -> None:
+    async def _ended(self, lease: Lease, calls: BodyCalls, body: asyncio.Task[Any]) -> None:
         try:
             output = msgspec.Raw(msgspec.json.encode(encode_value(body.result(), "output")))
+            calls.check_all_met("its end")
         except DatasetFailed as error:
             await self._release(lease, error=error.problem)
         except (Exception, asyncio.CancelledError) as error:

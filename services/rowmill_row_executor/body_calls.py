@@ -22,6 +22,10 @@ _QUIET_TURNS = 8
 """Turns of the loop without a call after which a body counts as waiting. Branches that `asyncio.gather` has just started need a few of them; too
 few would only open their datasets one after the other."""
 
+_STRAGGLERS = 1.0
+"""Seconds that branches of a body get to come to their recorded calls, where another branch is already past the record: a branch may be waiting for
+something of its own (a thread, a file)."""
+
 
 class LeaseLost(Suspended):
     """Another executor has the run, or it has ended: the body is dropped and says nothing more."""
@@ -159,11 +163,18 @@ class BodyCalls:
                 return
             if self._under_way or not await self._quiet():
                 continue
-            if self._held:
-                self.fatal = self._replay.contradiction(str(self._held[0][0]))
+            if self._held or (self.waiting_for and self._replay.one_branch and not self._replay.exhausted):
+                if not self._replay.one_branch and await self._moves_within(_STRAGGLERS):
+                    continue
+                self.fatal = self._replay.contradiction(str(self._held[0][0]) if self._held else self.waiting_for[0])
                 return
             if self.waiting_for or (self.read_only and self._stuck):
                 return
+
+    def check_all_met(self, met: str) -> None:
+        """Raise `NonDeterministicPlay` if the body came to ``met`` past a call on record."""
+        if not self._replay.exhausted:
+            raise self._replay.contradiction(met)
 
     def end(self) -> None:
         """Drop the body's calls: whatever it does from now on, none of them goes on."""
@@ -178,6 +189,15 @@ class BodyCalls:
             if self._activity != before:
                 self._moved.set()
                 return False
+        return True
+
+    async def _moves_within(self, seconds: float) -> bool:
+        """Whether the body makes a call within that time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._moved.wait()
+        except TimeoutError:
+            return False
         return True
 
     def _move(self) -> None:

@@ -9,7 +9,8 @@ from rowmill.runtime.deliveries import Delivery
 from rowmill_row_executor.code import PlayCode
 
 FOREIGN_SINCE = "x-rowmill-foreign-since"
-"""Header of a message that is passed on: when an executor first met it and had other code, seconds since the epoch."""
+"""Header of a message that is passed on: when an executor first met it and had other code, milliseconds since the epoch (AMQP's floats are
+too short for a time)."""
 
 _DELAY = "rowmill.delay.5s"
 
@@ -32,11 +33,11 @@ class ForeignCode:
 
     async def pass_on(self, delivery: Delivery, key: str) -> bool:
         """Send the message round again in 5 s, unchanged; False if that was done for long enough."""
-        now = self._clock.now()
+        now = int(self._clock.now() * 1000)
         since = delivery.headers.get(FOREIGN_SINCE)
-        if not isinstance(since, int | float):
+        if not isinstance(since, int):
             since = now
-        if now - since >= self._patience:
+        if now - since >= self._patience * 1000:
             return False
         await self._bus.publish_body(
             delivery.body,
@@ -45,6 +46,6 @@ class ForeignCode:
             exchange=_DELAY,
             correlation_id=delivery.correlation_id or None,
             reply_to=delivery.reply_to,
-            headers={FOREIGN_SINCE: float(since)},
+            headers={FOREIGN_SINCE: since},
         )
         return True

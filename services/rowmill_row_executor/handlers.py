@@ -145,16 +145,26 @@ class RowsHandler:
         self._captures = captures
         self._runner = runner
         self._foreign = foreign
-        self._in_work: dict[str, PageTicket] = {}
+        self._in_work: dict[str, asyncio.Future[bool]] = {}
 
     async def __call__(self, delivery: Delivery) -> None:
         message = delivery.message
         if not isinstance(message, RowTasks):
             raise Rejected(f"{message.message_type} does not belong on {EXECUTOR_ROWS}")
         under_way = self._in_work.get(delivery.message_id)
-        if under_way is not None:  # delivered again after a lost connection, while it is being worked
-            await under_way.wait()
-            return
+        if under_way is not None and await asyncio.shield(under_way):
+            return  # delivered again after a lost connection, while it was being worked
+        over = self._in_work[delivery.message_id] = asyncio.get_running_loop().create_future()
+        try:
+            await self._work(delivery, message)
+            over.set_result(True)
+        finally:
+            if not over.done():
+                over.set_result(False)
+            if self._in_work.get(delivery.message_id) is over:
+                del self._in_work[delivery.message_id]
+
+    async def _work(self, delivery: Delivery, message: RowTasks) -> None:
         of = DatasetOfRun(message.run_id, message.number, message.org, message.play, message.dataset)
         if not self._foreign.is_ours(message.play, message.code_digest):
             if not await self._foreign.pass_on(delivery, EXECUTOR_ROWS):
@@ -165,17 +175,12 @@ class RowsHandler:
         except (NonDeterministicPlay, CaptureFailed, InputInvalid, DefinitionError) as error:
             await self._fail_all(of, message, error)
             return
-        await self._run(delivery.message_id, of, message, captured)
-
-    async def _run(self, message_id: str, of: DatasetOfRun, message: RowTasks, captured: Captured) -> None:
         lane = self._runner.lane(of) or self._lane(of, message, captured)
         ticket = PageTicket(len(message.rows))
-        self._in_work[message_id] = ticket
         self._runner.submit(lane, message.rows, ticket)
         try:
             await ticket.wait()
         finally:
-            self._in_work.pop(message_id, None)
             self._runner.leave(lane)
 
     def _lane(self, of: DatasetOfRun, message: RowTasks, captured: Captured) -> Lane:

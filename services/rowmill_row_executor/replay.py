@@ -45,6 +45,7 @@ class Replay:
         self._unmet = {call.position: call for call in self._recorded.values()}
         self._met: Counter[tuple[str, str]] = Counter()
         self._last_in_branch: dict[Hashable, RecordedCall] = {}
+        self._branches: set[Hashable] = set()
 
     def meet(self, kind: str, name: str, request: str, branch: Hashable) -> MetCall:
         """The body makes this call in that branch.
@@ -53,6 +54,7 @@ class Replay:
             NonDeterministicPlay: it is on record with another request, or behind a call that this branch has met already.
 
         """
+        self._branches.add(branch)
         recorded = self._recorded.get((kind, name, self._met[kind, name]))
         self._met[kind, name] += 1
         if recorded is None:
@@ -68,6 +70,11 @@ class Replay:
         self._last_in_branch[branch] = recorded
         self._unmet.pop(recorded.position, None)
         return MetCall(kind, name, request, recorded)
+
+    @property
+    def one_branch(self) -> bool:
+        """Whether all calls were made by one branch so far."""
+        return len(self._branches) <= 1
 
     @property
     def exhausted(self) -> bool:

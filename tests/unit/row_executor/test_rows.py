@@ -1,0 +1,424 @@
+"""Rows: columns in order, cells reused, errors isolated, calls made, rows parked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from decimal import Decimal
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+from pydantic import BaseModel
+
+from rowmill import HttpTool, Provider, RowContext, column, steps
+from rowmill.datasets import DatasetBuilder
+from rowmill_contracts.tools import CallItem, CallOutcome, ToolFailure
+
+RUN = "run-1"
+
+
+class Lead(BaseModel):
+    domain: str
+    size: int | None = None
+
+
+class FindIn(BaseModel):
+    domain: str
+
+
+class FindOut(BaseModel):
+    email: str | None = None
+
+
+class Tools:
+    """Two providers with a tool each."""
+
+    def __init__(self) -> None:
+        hunter = Provider("hunter", base_url="http://127.0.0.1:1")
+        apollo = Provider("apollo", base_url="http://127.0.0.1:1")
+
+        @hunter.post("/find", effect="read", cost=Decimal("0.01"))
+        class Find(HttpTool[FindIn, FindOut]):
+            extract: ClassVar[dict[str, list[str]]] = {"email": ["email"]}
+
+        @apollo.post("/match", effect="read", cost=Decimal("0.02"))
+        class Match(HttpTool[FindIn, FindOut]):
+            extract: ClassVar[dict[str, list[str]]] = {"email": ["email"]}
+
+        self.find, self.match = Find, Match
+
+
+@pytest.fixture
+def tools(fresh_registry: Any) -> Tools:
+    return Tools()
+
+
+def dataset(**columns: Any) -> DatasetBuilder:
+    builder = DatasetBuilder("leads", [], None)  # type: ignore[arg-type]
+    for name, resolver in columns.items():
+        options = resolver if isinstance(resolver, dict) else {"resolver": resolver}
+        builder = builder.with_column(name, **options)
+    return builder
+
+
+def settled(bench: Any) -> list[Any]:
+    rows = bench.settler.settled[RUN, "leads"]
+    return [rows[index] for index in sorted(rows)]
+
+
+def meta(row: Any) -> dict[str, Any]:
+    cells: dict[str, Any] = msgspec.json.decode(row.meta)
+    return cells
+
+
+def found(email: str | None, **facts: Any) -> Callable[[CallItem], CallOutcome]:
+    def answer(item: CallItem) -> CallOutcome:
+        raw = {"email": email}
+        return CallOutcome(
+            call_id=item.call_id,
+            outcome="completed" if email else "no_result",
+            result=msgspec.Raw(msgspec.json.encode({"raw": raw, "data": raw, "meta": {}, "job_id": None})),
+            receipt=item.receipt_key[:12],
+            cost=Decimal("0.01"),
+            **facts,
+        )
+
+    return answer
+
+
+async def test_columns_run_in_order_and_see_earlier_ones(bench: Any) -> None:
+    program = dataset(full=lambda row: f"{row['a']}-{row['b']}", size=lambda row: len(row["full"])).program()
+    await bench.run_rows(program, [{"a": "x", "b": "y"}, {"a": "longer", "b": ""}])
+    assert bench.settler.values(RUN, "leads") == [{"full": "x-y", "size": 3}, {"full": "longer-", "size": 7}]
+    assert [row.status for row in settled(bench)] == ["completed", "completed"]
+
+
+async def test_what_a_resolver_read_is_kept_with_its_cell(bench: Any) -> None:
+    program = dataset(one=lambda row: row["a"], none=lambda row: 1, every=lambda row: len([*row]), chained=lambda row: row["one"]).program()
+    await bench.run_rows(program, [{"a": "x", "b": "y"}])
+    reads = {name: cell.get("reads") for name, cell in meta(settled(bench)[0]).items()}
+    assert reads == {"one": ["a"], "none": None, "every": "*", "chained": ["one"]}
+
+
+async def test_an_error_fails_its_row_at_its_column_and_no_other_row(bench: Any) -> None:
+    program = dataset(fine=lambda row: row["n"], half=lambda row: 10 // row["n"], after=lambda row: row["half"]).program()
+    await bench.run_rows(program, [{"n": 5}, {"n": 0}, {"n": 2}])
+    assert bench.settler.values(RUN, "leads") == [{"fine": 5, "half": 2, "after": 2}, {"fine": 0, "half": None}, {"fine": 2, "half": 5, "after": 5}]
+    failed = settled(bench)[1]
+    assert failed.status == "failed"
+    assert (failed.error.code, failed.error.column, failed.error.row) == ("resolver_failed", "half", 1)
+    assert "ZeroDivisionError" in failed.error.message
+    cell = meta(failed)["half"]
+    assert (cell["status"], cell["reads"], cell["error"]["column"]) == ("failed", ["n"], "half")
+
+
+async def test_a_row_that_does_not_fit_its_model_fails_naming_the_field(bench: Any) -> None:
+    builder = DatasetBuilder("leads", [], None, row=Lead).with_column("d", lambda row: row.domain)  # type: ignore[arg-type]
+    await bench.run_rows(builder.program(), [{"domain": "a", "size": "huge"}, {"domain": "b"}])
+    first, second = settled(bench)
+    assert (first.status, first.error.code) == ("failed", "row_invalid")
+    assert "size" in first.error.message
+    assert second.status == "completed"
+
+
+async def test_a_column_whose_condition_is_false_is_skipped_with_its_else_value(bench: Any) -> None:
+    program = dataset(big={"resolver": lambda row: "big", "run_if": lambda row: row["n"] > 5, "else_value": "small"}).program()
+    await bench.run_rows(program, [{"n": 9}, {"n": 1}])
+    assert bench.settler.values(RUN, "leads") == [{"big": "big"}, {"big": "small"}]
+    assert [meta(row)["big"]["status"] for row in settled(bench)] == ["completed", "skipped"]
+
+
+async def test_columns_with_an_underscore_are_not_kept(bench: Any) -> None:
+    program = dataset(_raw=lambda row: row["n"] * 2, twice=lambda row: row["_raw"]).program()
+    await bench.run_rows(program, [{"n": 3}])
+    assert bench.settler.values(RUN, "leads") == [{"twice": 6}]
+    assert list(meta(settled(bench)[0])) == ["twice"]
+
+
+async def test_an_output_named_like_an_input_column_is_said(bench: Any) -> None:
+    await bench.run_rows(dataset(n=lambda row: 1).program(), [{"n": 3}, {"m": 3}])
+    assert [row.shadows for row in settled(bench)] == [True, False]
+
+
+async def test_a_value_that_json_cannot_carry_fails_its_row_naming_the_column(bench: Any) -> None:
+    program = dataset(odd=lambda row: object() if row["n"] else Decimal("1.10")).program()
+    await bench.run_rows(program, [{"n": 1}, {"n": 0}])
+    first, second = settled(bench)
+    assert (first.status, first.error.code) == ("failed", "value_not_storable")
+    assert "'odd'" in first.error.message
+    assert msgspec.json.decode(second.values) == {"odd": {"$rowmill": "decimal", "v": "1.10"}}
+
+
+@pytest.mark.parametrize(("excess", "status"), [(-1, "completed"), (0, "completed"), (1, "failed")])
+async def test_a_row_may_have_exactly_one_mebibyte(bench: Any, excess: int, status: str) -> None:
+    length = 1024 * 1024 - len(b'{"n":1}') - len(b'{"text":""}') + excess
+    await bench.run_rows(dataset(text=lambda row: "x" * length).program(), [{"n": 1}])
+    row = settled(bench)[0]
+    assert row.status == status
+    if status == "failed":
+        assert (row.error.code, row.error.column) == ("row_too_large", "text")
+        assert bytes(row.values) == b'{"text":null}'
+
+
+async def test_a_later_column_cannot_change_what_an_earlier_one_gave(bench: Any) -> None:
+    program = dataset(items=lambda row: [1], spoils=lambda row: row["items"].append(2)).program()
+    await bench.run_rows(program, [{"n": 1}])
+    assert bench.settler.values(RUN, "leads") == [{"items": [1], "spoils": None}]
+
+
+# ---- reuse ------------------------------------------------------------------------------------------------------------------------------
+
+
+def cell(value: Any, *, reusable: bool = True, **facts: Any) -> dict[str, Any]:
+    return {"value": value, "meta": {"status": "completed", "version": "v", **facts}, "reusable": reusable}
+
+
+async def test_a_reusable_cell_is_taken_over_without_calling_its_resolver(bench: Any) -> None:
+    called = []
+    program = dataset(a=lambda row: called.append("a"), b=lambda row: f"{row['a']}!").program()
+    await bench.run_rows(program, [{"n": 1}], known={0: {"a": cell("kept", completed_at=5.0, reads=["n"])}})
+    assert bench.settler.values(RUN, "leads") == [{"a": "kept", "b": "kept!"}]
+    assert meta(settled(bench)[0])["a"] == {"status": "cached", "version": "v", "completed_at": 5.0, "reads": ["n"]}
+    assert not called
+
+
+async def test_a_cell_is_not_reused_when_a_column_that_it_read_came_out_otherwise(bench: Any) -> None:
+    program = dataset(a=lambda row: row["n"], b=lambda row: f"new {row['a']}", c=lambda row: "new").program()
+    known = {"a": cell(0, reusable=False), "b": cell("old", reads=["a"]), "c": cell("old", reads=["n"])}
+    await bench.run_rows(program, [{"n": 0}, {"n": 1}], known={0: known, 1: known})
+    assert bench.settler.values(RUN, "leads") == [{"a": 0, "b": "old", "c": "old"}, {"a": 1, "b": "new 1", "c": "old"}]
+
+
+# ---- calls ------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_gives_a_typed_result_and_its_cost_goes_with_cell_and_row(bench: Any, tools: Tools) -> None:
+    async def email(row: Any, ctx: RowContext) -> str | None:
+        result = await ctx.call(tools.find, FindIn(domain=row["domain"]))
+        assert result.data.email == result.get("email")
+        assert result.execution.cost == Decimal("0.01")
+        return result.data.email
+
+    bench.answer = found("x@a")
+    await bench.run_rows(dataset(email=email).program(), [{"domain": "a"}])
+    row = settled(bench)[0]
+    assert msgspec.json.decode(row.values) == {"email": "x@a"}
+    assert (row.calls, row.cost) == (1, Decimal("0.01"))
+    assert {"provider": "hunter", "calls": 1, "cost": "0.01"}.items() <= meta(row)["email"].items()
+    item = bench.desk.asked[0]
+    assert (item.tool, item.row, bytes(item.input)) == ("hunter.find", "leads/key-0", b'{"domain":"a"}')
+
+
+async def test_answers_of_others_cost_this_row_nothing(bench: Any, tools: Tools) -> None:
+    bench.answer = found("x@a", execution="cache")
+    await bench.run_rows(dataset(e=lambda row, ctx: ctx.call(tools.find, {"domain": "a"})).program(), [{"n": 1}])
+    assert (settled(bench)[0].calls, settled(bench)[0].cost) == (0, 0)
+
+
+async def test_an_input_that_does_not_fit_the_tool_fails_the_row_and_asks_nobody(bench: Any, tools: Tools) -> None:
+    await bench.run_rows(dataset(e=lambda row, ctx: ctx.call(tools.find, {"dom": "a"})).program(), [{"n": 1}])
+    assert settled(bench)[0].error.code == "input_invalid"
+    assert "domain" in settled(bench)[0].error.message
+    assert not bench.desk.asked
+
+
+async def test_a_failed_call_raises_its_record_in_the_resolver(bench: Any, tools: Tools) -> None:
+    bench.answer = lambda item: CallOutcome(
+        call_id=item.call_id, outcome="failed", failure=ToolFailure(tool=item.tool, code="http_404", message="not there", status=404)
+    )
+    await bench.run_rows(dataset(e=lambda row, ctx: ctx.call(tools.find, {"domain": "a"})).program(), [{"n": 1}])
+    error = settled(bench)[0].error
+    assert (error.code, error.tool, error.column) == ("http_404", "hunter.find", "e")
+
+
+async def test_an_unknown_outcome_fails_the_row_and_says_what_to_do(bench: Any, tools: Tools) -> None:
+    bench.answer = lambda item: CallOutcome(call_id=item.call_id, outcome="unknown", receipt="abc")
+    await bench.run_rows(dataset(e=lambda row, ctx: ctx.call(tools.find, {"domain": "a"})).program(), [{"n": 1}])
+    error = settled(bench)[0].error
+    assert error.code == "outcome_unknown"
+    assert "abc" in error.message
+
+
+async def test_a_waterfall_goes_on_past_an_unavailable_provider_and_says_so(bench: Any, tools: Tools) -> None:
+    async def first(row: Any, ctx: RowContext) -> Any:
+        return (await ctx.call(tools.find, {"domain": row["domain"]})).get("email")
+
+    async def second(row: Any, ctx: RowContext) -> Any:
+        return (await ctx.call(tools.match, {"domain": row["domain"]})).get("email")
+
+    contact = (
+        steps(continue_on_provider_unavailable=True)
+        .step("hunter", first)
+        .step("apollo", second, run_if=lambda row: row["hunter"] is None)
+        .returns(lambda row: row["hunter"] or row["apollo"])
+    )
+
+    def answer(item: CallItem) -> CallOutcome:
+        if item.tool == "hunter.find":
+            failure = ToolFailure(tool=item.tool, code="provider_unavailable", message="down", provider="hunter", category="unavailable")
+            return CallOutcome(call_id=item.call_id, outcome="failed", failure=failure)
+        return found("y@a")(item)
+
+    bench.answer = answer
+    await bench.run_rows(dataset(contact=contact).program(), [{"domain": "a"}])
+    row = settled(bench)[0]
+    assert msgspec.json.decode(row.values) == {"contact": "y@a"}
+    told = meta(row)["contact"]
+    assert told["steps"] == {"hunter": "missed"}
+    assert [attempt["status"] for attempt in told["attempts"]] == ["unavailable", "completed"]
+    assert [item.max_wait for item in bench.desk.asked] == [60.0, 60.0]
+
+
+async def test_a_deferred_call_parks_its_row_through_whatever_author_code_catches(bench: Any, tools: Tools) -> None:
+    swallowed = []
+
+    async def email(row: Any, ctx: RowContext) -> str:
+        try:
+            await ctx.call(tools.find, {"domain": "a"})
+        except Exception as error:
+            swallowed.append(error)
+        except BaseException:
+            return "made up"
+        finally:
+            await ctx.call(tools.match, {"domain": "a"})
+        return "went on"
+
+    bench.answer = lambda item: CallOutcome(call_id=item.call_id, outcome="deferred", wait_ms=1500, reason="rate_limited")
+    await bench.run_rows(dataset(email=email).program(), [{"n": 1}], waits=2)
+    assert (RUN, "leads") not in bench.settler.settled
+    [(_, row, reason, halted)] = bench.settler.parked
+    assert (row.waits, row.wait_ms, row.asked, reason, halted) == (3, 1500, 1000.0, "rate_limited", False)
+    assert not swallowed
+    assert len(bench.desk.asked) == 1
+
+
+async def test_a_row_that_swallows_having_been_parked_is_parked_all_the_same(bench: Any, tools: Tools) -> None:
+    async def email(row: Any, ctx: RowContext) -> str:
+        try:
+            await ctx.call(tools.find, {"domain": "a"})
+        except BaseException:
+            return "made up"
+        return "went on"
+
+    bench.answer = lambda item: CallOutcome(call_id=item.call_id, outcome="halted", reason="budget")
+    await bench.run_rows(dataset(email=email).program(), [{"n": 1}])
+    [(_, row, reason, halted)] = bench.settler.parked
+    assert (row.wait_ms, reason, halted) == (None, "budget", True)
+
+
+async def test_a_parked_row_keeps_when_its_call_was_first_asked_for(bench: Any, tools: Tools) -> None:
+    bench.answer = lambda item: CallOutcome(call_id=item.call_id, outcome="deferred", wait_ms=10)
+    await bench.run_rows(dataset(e=lambda row, ctx: ctx.call(tools.find, {"domain": "a"})).program(), [{"n": 1}], asked=400.0, waits=1)
+    assert bench.desk.asked[0].asked == 400.0
+    assert bench.settler.parked[0][1].asked == 400.0
+
+
+async def test_calls_after_the_one_that_waited_have_not_waited_themselves(bench: Any, tools: Tools) -> None:
+    async def both(row: Any, ctx: RowContext) -> None:
+        await ctx.call(tools.find, {"domain": "a"})
+        await ctx.call(tools.match, {"domain": "a"})
+
+    bench.answer = found("x@a", completed_at=990.0)
+    await bench.run_rows(dataset(both=both).program(), [{"n": 1}], asked=400.0, waits=1)
+    assert [item.asked for item in bench.desk.asked] == [400.0, 1000.0]
+
+
+async def test_one_call_id_twice_at_once_in_a_row_is_refused(bench: Any, tools: Tools) -> None:
+    async def both(row: Any, ctx: RowContext) -> None:
+        await asyncio.gather(ctx.call(tools.find, {"domain": "a"}), ctx.call(tools.find, {"domain": "b"}))
+
+    async def named(row: Any, ctx: RowContext) -> int:
+        one, two = await asyncio.gather(ctx.call(tools.find, {"domain": "a"}), ctx.call(tools.find, {"domain": "b"}, id="second"))
+        return len([one, two])
+
+    bench.answer = found("x@a")
+    await bench.run_rows(dataset(both=both).program(), [{"n": 1}])
+    assert (settled(bench)[0].status, "id=" in settled(bench)[0].error.message) == ("failed", True)
+    await bench.run_rows(dataset(named=named).program(), [{"n": 1}])
+    assert settled(bench)[0].status == "completed"
+
+
+async def test_a_dataset_in_a_resolver_is_refused_with_advice(bench: Any) -> None:
+    await bench.run_rows(dataset(a=lambda row, ctx: ctx.dataset("b", [])).program(), [{"n": 1}])
+    assert settled(bench)[0].error.code == "definition"
+    assert "play's body" in settled(bench)[0].error.message
+
+
+# ---- how rows are run -------------------------------------------------------------------------------------------------------------------
+
+
+async def test_blocking_resolvers_run_in_threads_with_context_variables(bench: Any) -> None:
+    here = ContextVar("here", default="unset")
+    here.set("kept")
+
+    @column(blocking=True)
+    def blocking(row: Any) -> list[Any]:
+        return [threading.current_thread().name, here.get()]
+
+    await bench.run_rows(dataset(where=blocking).program(), [{"n": 1}])
+    thread, seen = bench.settler.values(RUN, "leads")[0]["where"]
+    assert thread != threading.main_thread().name
+    assert seen == "kept"
+
+
+async def test_concurrency_bounds_the_rows_that_wait_at_once(bench: Any, tools: Tools) -> None:
+    under_way = highest = 0
+
+    async def answer(item: CallItem) -> CallOutcome:
+        nonlocal under_way, highest
+        under_way += 1
+        highest = max(highest, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return found("x")(item)
+
+    bench.answer = answer
+    program = dataset(e=lambda row, ctx: ctx.call(tools.find, {"domain": row["d"]})).program()
+    await bench.run_rows(program, [{"d": str(i)} for i in range(50)], concurrency=4)
+    assert highest == 4
+    assert len(settled(bench)) == 50
+
+
+async def test_a_row_that_waits_although_earlier_ones_did_not_is_run_whole(bench: Any, tools: Tools) -> None:
+    async def sometimes(row: Any, ctx: RowContext) -> str:
+        async with asyncio.timeout(10):
+            if row["n"] < 500:
+                return "at once"
+            await ctx.call(tools.find, {"domain": "a"})
+            return "waited"
+
+    bench.answer = found("x")
+    await bench.run_rows(dataset(s=sometimes).program(), [{"n": n} for n in range(600)])
+    values = [row["s"] for row in bench.settler.values(RUN, "leads")]
+    assert values == ["at once"] * 500 + ["waited"] * 100
+
+
+async def test_whatever_a_resolver_raises_is_its_rows_error(bench: Any) -> None:
+    def raises(row: Any) -> None:
+        raise {"exit": SystemExit(2), "cancelled": asyncio.CancelledError(), "odd": BaseException("odd")}[row["kind"]]
+
+    await bench.run_rows(dataset(r=raises).program(), [{"kind": "exit"}, {"kind": "cancelled"}, {"kind": "odd"}])
+    assert [row.status for row in settled(bench)] == ["failed"] * 3
+
+
+async def test_an_error_message_that_cannot_travel_is_made_to(bench: Any) -> None:
+    def raises(row: Any) -> None:
+        raise ValueError("nul \x00 and surrogate \ud800")
+
+    await bench.run_rows(dataset(r=raises).program(), [{"n": 1}])
+    message = settled(bench)[0].error.message
+    assert message.encode()
+    assert "\x00" not in message
+
+
+async def test_rows_of_a_stopped_run_that_were_not_begun_are_cancelled(bench: Any) -> None:
+    called = []
+    runner = bench.runner()
+    runner.stop_run(RUN)
+    bench.runner = lambda: runner
+    await bench.run_rows(dataset(a=lambda row: called.append(1)).program(), [{"n": 1}, {"n": 2}])
+    assert [row.status for row in settled(bench)] == ["cancelled", "cancelled"]
+    assert not called
