@@ -1,0 +1,116 @@
+"""Admission, wired: the only place that builds its bus, its database and what stands on them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rowmill.runtime.bus import Bus
+from rowmill.runtime.clock import SystemClock
+from rowmill.runtime.db import Database
+from rowmill_admission.counting import Counting
+from rowmill_admission.datasets import Dataset
+from rowmill_admission.dying import Burials
+from rowmill_admission.feeder import FeederTools
+from rowmill_admission.feeders import Feeders
+from rowmill_admission.handlers import Handlers
+from rowmill_admission.opening import Opening
+from rowmill_admission.owed import Postman
+from rowmill_admission.parking import Parking
+from rowmill_admission.progress import ProgressTeller
+from rowmill_admission.repair import Repair
+from rowmill_admission.room_desk import RoomDesk
+from rowmill_admission.rooms import RoomLimits, Rooms
+from rowmill_admission.running import Runs
+from rowmill_admission.sending import PageSender
+from rowmill_admission.settings import AdmissionSettings
+from rowmill_admission.staging import Staging
+from rowmill_contracts import topology
+
+
+class App:
+    """Owns runs, datasets, inputs and waits. Several instances share the work."""
+
+    name: ClassVar[str] = "admission"
+
+    def __init__(self, settings: AdmissionSettings | None = None) -> None:
+        self._settings = settings or AdmissionSettings()
+        self._clock = SystemClock()
+        self._bus = Bus(self._settings, service=self.name)
+        self._parts: _Parts | None = None
+
+    async def start(self) -> None:
+        database = await Database.connect(
+            self._settings.database_url, schema="admission", size=self._settings.database_connections, clock=self._clock
+        )
+        await database.migrate("rowmill_admission")
+        await self._bus.start()
+        self._parts = parts = _Parts(self._settings, self._bus, database, self._clock)
+        parts.feeders.start()
+        parts.parking.start()
+        parts.repair.start()
+        settings, bus, handlers = self._settings, self._bus, parts.handlers
+        await bus.consume(topology.ADMISSION_RUNS, handlers.handle_run, prefetch=settings.run_prefetch)
+        await bus.consume(topology.ADMISSION_INPUTS, handlers.handle_input, prefetch=settings.input_prefetch)
+        await bus.consume(topology.ADMISSION_ASKS, handlers.handle_ask, prefetch=settings.ask_prefetch)
+        await bus.consume(topology.ADMISSION_COUNTS, handlers.handle_count, prefetch=settings.count_prefetch)
+        await bus.consume(topology.ADMISSION_PARKED, handlers.handle_parked, prefetch=settings.parked_prefetch)
+        await bus.consume(topology.ADMISSION_DEAD, handlers.handle_dead, prefetch=settings.dead_prefetch, undecodable="hand over")
+
+    async def stop(self) -> None:
+        """Feeders hand over, messages in hand are finished; what is owed and not confirmed is sent at the next start."""
+        if self._parts is None:
+            await self._bus.stop()
+            return
+        await self._parts.stop_loops()
+        await self._bus.stop()
+        await self._parts.close()
+
+    @property
+    def ready(self) -> bool:
+        return self._parts is not None and self._bus.ready
+
+
+class _Parts:
+    """What one instance is made of."""
+
+    def __init__(self, settings: AdmissionSettings, bus: Bus, database: Database, clock: SystemClock) -> None:
+        self.database = database
+        self.postman = Postman(database, bus)
+        self.desk = RoomDesk(Rooms(RoomLimits(settings.room_rows, settings.room_bytes)), database, poll=settings.room_poll)
+        sender = PageSender(bus, clock)
+        tools = FeederTools(database, bus, sender, self.desk, self.postman, settings)
+        self.feeders = Feeders(tools, bus.process_id)
+        self.progress = ProgressTeller(database, bus, clock, interval=settings.progress_interval)
+        staging = Staging(database, self.postman, self.feeders.inputs_ended)
+        counting = Counting(database, self.postman, self._counted)
+        self.parking = Parking(database, bus, sender, self.desk, self.postman, settings)
+        self.repair = Repair(database, bus, self.postman, settings, staging=staging, counting=counting, parking=self.parking)
+        self.handlers = Handlers(
+            bus,
+            settings,
+            postman=self.postman,
+            runs=Runs(database, self.postman, settings, self.feeders.run_stopped),
+            staging=staging,
+            opening=Opening(database, self.postman, settings, self._opened),
+            counting=counting,
+            parking=self.parking,
+            burials=Burials(database, bus, self.postman, staging),
+        )
+
+    def _counted(self, dataset: Dataset) -> None:
+        self.feeders.changed(dataset)
+        self.progress.changed(dataset)
+
+    async def _opened(self, run_id: str) -> None:
+        await self.feeders.take(run_id=run_id)
+
+    async def stop_loops(self) -> None:
+        await self.repair.stop()
+        await self.parking.stop()
+        await self.feeders.stop()
+        await self.progress.stop()
+
+    async def close(self) -> None:
+        await self.postman.stop()
+        await self.desk.stop()
+        await self.database.close()

@@ -1,0 +1,119 @@
+"""All feeders of a process: taking datasets that nobody feeds, renewing their leases in one statement, ending with them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import structlog
+
+from rowmill.errors import UnavailableError
+from rowmill_admission.datasets import Dataset
+from rowmill_admission.feeder import Feeder, FeederTools
+from rowmill_admission.store import feeding
+
+log = structlog.get_logger()
+
+
+class Feeders:
+    """``feeder_id`` names this process in the leases."""
+
+    def __init__(self, tools: FeederTools, feeder_id: str) -> None:
+        self._tools = tools
+        self._feeder_id = feeder_id
+        self._feeders: dict[int, Feeder] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    def start(self) -> None:
+        """Begin to look for datasets without a feeder."""
+        settings = self._tools.settings
+        self._spawn(self._repeat(self._renew, settings.feeder_lease / 3), "feeder leases")
+        self._spawn(self._repeat(self.take, settings.feeder_look), "feeder look")
+
+    async def stop(self) -> None:
+        """End every feeder where it is, and let others take over at once."""
+        self._stopping = True
+        leases = [feeder.lease for feeder in self._feeders.values()]
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if leases:
+            with contextlib.suppress(UnavailableError):
+                await feeding.release(self._tools.database, leases)
+
+    async def take(self, *, input_ids: Iterable[str] | None = None, run_id: str | None = None) -> None:
+        """Feed what needs a feeder: everywhere, over these inputs, or of this run."""
+        settings = self._tools.settings
+        taken = await feeding.take(
+            self._tools.database,
+            self._feeder_id,
+            settings.feeder_lease,
+            input_ids=None if input_ids is None else list(input_ids),
+            run_id=run_id,
+        )
+        for dataset_seq in taken:
+            fed = await feeding.fed(self._tools.database, dataset_seq)
+            if fed is not None:
+                self._feeders[dataset_seq] = feeder = Feeder(fed, self._tools)
+                self._spawn(self._feed(feeder), f"feeder {dataset_seq}")
+
+    def inputs_ended(self, input_ids: Iterable[str]) -> None:
+        """Inputs were sealed or failed: their datasets can be fed."""
+        self._spawn(self._quietly(self.take(input_ids=list(input_ids))), "feeder take")
+
+    def run_stopped(self, run_id: str) -> None:
+        """Feeders of the run end; a dataset that waits for its input gets one to end it."""
+        self._spawn(self._quietly(self._renew()), "feeder leases")
+        self._spawn(self._quietly(self.take(run_id=run_id)), "feeder take")
+
+    def changed(self, dataset: Dataset) -> None:
+        """Newer counts of a dataset were stored."""
+        feeder = self._feeders.get(dataset.dataset_seq)
+        if feeder is not None:
+            feeder.changed(dataset)
+        self._tools.desk.changed(dataset)
+
+    async def _feed(self, feeder: Feeder) -> None:
+        dataset_seq = feeder.lease.dataset_seq
+        try:
+            await feeder.run()
+        except Exception:
+            log.exception("feeder_failed", dataset_seq=dataset_seq)
+        finally:
+            if self._feeders.get(dataset_seq) is feeder:
+                del self._feeders[dataset_seq]
+
+    async def _renew(self) -> None:
+        feeders = list(self._feeders.values())
+        if not feeders:
+            return
+        standings = await feeding.renew(self._tools.database, [feeder.lease for feeder in feeders], self._tools.settings.feeder_lease)
+        held = {(standing.dataset.dataset_seq, standing.term): standing for standing in standings}
+        for feeder in feeders:
+            standing = held.get((feeder.lease.dataset_seq, feeder.lease.term))
+            if standing is None:
+                feeder.lose()
+            else:
+                feeder.changed(standing.dataset, standing)
+
+    async def _repeat(self, look: Any, seconds: float) -> None:
+        while True:
+            await self._quietly(look())
+            await asyncio.sleep(seconds)
+
+    async def _quietly(self, look: Coroutine[Any, Any, None]) -> None:
+        try:
+            await look
+        except UnavailableError as error:
+            log.warning("feeder_look_failed", error=str(error))
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        if self._stopping:
+            work.close()
+            return
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,381 @@
+-- ==== runs =================================================================================================================================
+
+-- name: lock_run_id
+-- RunStart and RunStop of one run may arrive at once, before there is a row to lock.
+SELECT pg_advisory_xact_lock(hashtextextended($1, 0))
+
+-- name: run_by_identity
+-- The newest run that this message may be a repetition of, and how old it is.
+SELECT run_id, extract(epoch FROM now() - created_at)::float8 AS age, (SELECT count(*) FROM runs WHERE identity = $1) AS runs
+FROM runs WHERE identity = $1 ORDER BY number DESC LIMIT 1
+
+-- name: insert_run
+INSERT INTO runs (run_id, identity, org, play, state, input, inputs, options, stop_reason, finished_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, CASE WHEN $5 = 'cancelled' THEN now() END)
+ON CONFLICT (run_id) DO NOTHING
+RETURNING number, extract(epoch FROM created_at)::float8 AS created_at
+
+-- name: insert_run_inputs
+INSERT INTO run_inputs (input_id, run_id) SELECT input_id, $2 FROM unnest($1::text[]) AS input_id ON CONFLICT DO NOTHING
+
+-- name: stop_of
+SELECT reason FROM stops WHERE run_id = $1
+
+-- name: insert_stop
+INSERT INTO stops (run_id, reason) VALUES ($1, $2) ON CONFLICT (run_id) DO NOTHING
+
+-- name: lock_run
+-- A run, locked until the transaction ends. lease_live by the clock as it is now, not at the transaction's start.
+SELECT *, coalesce(lease_until > clock_timestamp(), false) AS lease_live,
+       extract(epoch FROM created_at)::float8 AS created, extract(epoch FROM finished_at)::float8 AS finished
+FROM runs WHERE run_id = $1 FOR UPDATE
+
+-- name: read_run
+SELECT *, coalesce(lease_until > clock_timestamp(), false) AS lease_live,
+       extract(epoch FROM created_at)::float8 AS created, extract(epoch FROM finished_at)::float8 AS finished
+FROM runs WHERE run_id = $1
+
+-- name: list_runs
+SELECT *, coalesce(lease_until > clock_timestamp(), false) AS lease_live,
+       extract(epoch FROM created_at)::float8 AS created, extract(epoch FROM finished_at)::float8 AS finished
+FROM runs
+WHERE ($1::text IS NULL OR org = $1) AND ($2::text IS NULL OR play = $2) AND ($3::text IS NULL OR state = $3) AND ($5::bigint IS NULL OR number < $5)
+ORDER BY number DESC LIMIT $4
+
+-- name: take_run
+-- The lease goes to $2 for $3 seconds under the next term; the body sees every change up to now.
+UPDATE runs SET term = term + 1, lease_id = $2, lease_until = clock_timestamp() + make_interval(secs => $3), state = 'running', waiting_for = NULL,
+       advance_wanted = false, advances = 0, changed_at = now()
+WHERE run_id = $1 RETURNING term
+
+-- name: renew_run
+UPDATE runs SET lease_until = clock_timestamp() + make_interval(secs => $2) WHERE run_id = $1
+
+-- name: release_run
+-- The lease ends; what becomes of the state is set by the statements below.
+UPDATE runs SET lease_until = NULL, released_term = term, advance_wanted = false, changed_at = now() WHERE run_id = $1
+
+-- name: set_run_waiting
+UPDATE runs SET state = 'waiting', waiting_for = $2, changed_at = now() WHERE run_id = $1
+
+-- name: halt_run
+UPDATE runs SET state = 'waiting', waiting_for = $2, halt_reason = $2, changed_at = now() WHERE run_id = $1
+
+-- name: finish_run
+UPDATE runs SET state = $2, output = $3, error = $4, waiting_for = NULL, lease_until = NULL, finished_at = now(), changed_at = now() WHERE run_id = $1
+
+-- name: stop_run
+UPDATE runs SET stop_reason = $2, changed_at = now() WHERE run_id = $1
+
+-- name: want_advance
+UPDATE runs SET advance_wanted = true WHERE run_id = $1
+
+-- name: note_advance
+UPDATE runs SET advanced_at = now(), changed_at = now() WHERE run_id = $1
+
+-- name: note_advance_again
+UPDATE runs SET advanced_at = now(), advances = advances + 1 WHERE run_id = $1
+
+-- name: runs_to_advance_again
+-- Unfinished runs that nobody holds, whose body should run: never taken, taken by someone who died, or released at something that has happened since.
+-- Asked for again after $1 seconds, doubling to $2.
+SELECT run_id FROM runs
+WHERE state IN ('queued', 'running', 'waiting') AND stop_reason IS NULL AND halt_reason IS NULL
+  AND coalesce(lease_until < now(), true)
+  AND (state <> 'waiting' OR advance_wanted
+       OR (waiting_for LIKE 'dataset:%' AND NOT EXISTS (SELECT FROM datasets d WHERE d.run_id = runs.run_id AND d.state = 'open')))
+  AND greatest(advanced_at, changed_at) < now() - make_interval(secs => least($2::float8, $1::float8 * 2 ^ least(advances, 20)))
+ORDER BY number LIMIT 1000
+
+-- name: runs_waiting_for
+SELECT run_id FROM runs WHERE state = 'waiting' AND waiting_for = $1 AND stop_reason IS NULL ORDER BY run_id
+
+-- name: insert_calls
+INSERT INTO recorded_calls (run_id, position, kind, name, request, result)
+SELECT $1, * FROM unnest($2::int[], $3::text[], $4::text[], $5::text[], $6::json[]) ON CONFLICT DO NOTHING
+
+-- name: calls_of
+SELECT position, kind, name, request, result FROM recorded_calls WHERE run_id = $1 ORDER BY position
+
+-- name: insert_event
+INSERT INTO events (event_id, name, key, payload) VALUES ($1, $2, $3, $4) ON CONFLICT (event_id) DO NOTHING
+
+-- name: forget_events
+DELETE FROM events WHERE arrived_at < now() - make_interval(secs => $1)
+
+-- ==== what is owed =========================================================================================================================
+
+-- name: insert_owed
+INSERT INTO owed (run_id, lane, exchange, key, message_type, body, asked)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::bool[])
+
+-- name: owed_of
+SELECT owed_id, lane, exchange, key, message_type, body, asked FROM owed WHERE run_id = $1 ORDER BY owed_id LIMIT 200
+
+-- name: delete_owed
+DELETE FROM owed WHERE owed_id = ANY($1::bigint[])
+
+-- name: runs_owing
+-- Runs with a message that nobody has confirmed for $1 seconds.
+SELECT run_id FROM owed WHERE owed_at < now() - make_interval(secs => $1) GROUP BY run_id ORDER BY min(owed_id) LIMIT 1000
+
+-- ==== inputs ===============================================================================================================================
+
+-- name: ensure_inputs
+INSERT INTO inputs (input_id) SELECT input_id FROM unnest($1::text[]) AS input_id ORDER BY input_id ON CONFLICT DO NOTHING
+
+-- name: lock_inputs
+SELECT * FROM inputs WHERE input_id = ANY($1::text[]) ORDER BY input_id FOR UPDATE
+
+-- name: touch_inputs
+-- A run that starts with an input gives it the full time to be sealed.
+UPDATE inputs SET changed_at = now() WHERE input_id = ANY($1::text[]) AND state = 'open'
+
+-- name: insert_input_pages
+INSERT INTO input_pages (input_id, page, rows, digest, body)
+SELECT * FROM unnest($1::text[], $2::int[], $3::int[], $4::bytea[], $5::bytea[]) ON CONFLICT DO NOTHING RETURNING input_id, page, rows
+
+-- name: page_digests_among
+SELECT p.input_id, p.page, p.digest FROM input_pages p JOIN unnest($1::text[], $2::int[]) AS wanted (input_id, page) USING (input_id, page)
+
+-- name: raise_input
+UPDATE inputs SET pages = pages + $2, rows = rows + $3, changed_at = now() WHERE input_id = $1
+
+-- name: note_seal
+UPDATE inputs SET seal_pages = $2, seal_rows = $3, seal_digest = $4, changed_at = now() WHERE input_id = $1
+
+-- name: whole_input
+SELECT page, rows, digest FROM input_pages WHERE input_id = $1 ORDER BY page
+
+-- name: end_input
+UPDATE inputs SET state = $2, error = $3, changed_at = now() WHERE input_id = $1
+
+-- name: runs_of_input
+SELECT run_id FROM run_inputs WHERE input_id = $1 UNION SELECT run_id FROM datasets WHERE input_id = $1 AND state = 'open' ORDER BY run_id
+
+-- name: inputs_abandoned
+SELECT input_id FROM inputs WHERE state = 'open' AND changed_at < now() - make_interval(secs => $1) ORDER BY input_id LIMIT 1000
+
+-- name: read_input_pages
+-- The next pages from $2 on, at most $3 of them and about $4 bytes; at least one.
+SELECT page, rows, body FROM (
+    SELECT page, rows, body, coalesce(sum(octet_length(body)) OVER (ORDER BY page ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+    FROM input_pages WHERE input_id = $1 AND page >= $2 AND page < $2 + $3
+) ahead WHERE before < $4 ORDER BY page
+
+-- name: read_input
+SELECT * FROM inputs WHERE input_id = $1
+
+-- ==== datasets =============================================================================================================================
+
+-- name: insert_dataset
+-- The first one stored for (run, dataset) decides.
+INSERT INTO datasets (run_id, dataset, input_id, definition, page_rows, row_limit, run_window)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT (run_id, dataset) DO NOTHING RETURNING extract(epoch FROM opened_at)::float8
+
+-- name: dataset_by_name
+SELECT * FROM datasets WHERE run_id = $1 AND dataset = $2
+
+-- name: dataset_by_seq
+SELECT * FROM datasets WHERE dataset_seq = $1
+
+-- name: lock_datasets
+SELECT * FROM datasets WHERE dataset_seq = ANY($1::bigint[]) ORDER BY dataset_seq FOR UPDATE
+
+-- name: datasets_of_runs
+SELECT d.*, i.seal_rows FROM datasets d LEFT JOIN inputs i ON i.input_id = d.input_id AND i.state = 'sealed'
+WHERE d.run_id = ANY($1::text[]) ORDER BY d.dataset_seq
+
+-- name: any_open_dataset
+SELECT EXISTS (SELECT FROM datasets WHERE run_id = $1 AND state = 'open')
+
+-- name: close_dataset
+UPDATE datasets SET state = $2, error = $3, closed_at = now(), feeder_until = NULL WHERE dataset_seq = $1
+RETURNING extract(epoch FROM closed_at)::float8 AS at, (SELECT seal_rows FROM inputs i WHERE i.input_id = datasets.input_id AND i.state = 'sealed')
+
+-- name: forget_waits_of
+DELETE FROM waits WHERE dataset_seq = $1
+
+-- name: store_counts
+-- Absolute counts, the highest version wins. Locks the rows in order first, so that closing sees both sides.
+UPDATE datasets d SET version = c.version, completed = c.completed, failed = c.failed, cancelled = c.cancelled, reused = c.reused,
+       duplicates = c.duplicates, calls = c.calls, cost = c.cost, first_error = coalesce(c.first_error, d.first_error), counted_at = now()
+FROM (
+    SELECT l.dataset_seq, n.* FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
+        $8::bigint[], $9::bigint[], $10::numeric[], $11::json[])
+        AS n (run_id, dataset, version, completed, failed, cancelled, reused, duplicates, calls, cost, first_error)
+    JOIN datasets l USING (run_id, dataset)
+    ORDER BY l.dataset_seq FOR UPDATE OF l
+) c
+WHERE d.dataset_seq = c.dataset_seq AND d.version < c.version
+RETURNING d.*
+
+-- name: note_heard
+-- The sheet-writer was asked and has nothing newer: the dataset is not silent.
+UPDATE datasets SET counted_at = now() WHERE run_id = $1 AND dataset = $2
+
+-- name: progress_due
+-- The counts to tell, if nothing was told for $2 seconds.
+UPDATE datasets d SET progress_at = clock_timestamp()
+FROM runs r
+WHERE d.dataset_seq = $1 AND r.run_id = d.run_id AND d.state = 'open' AND coalesce(d.progress_at <= clock_timestamp() - make_interval(secs => $2), true)
+RETURNING d.*, r.play, (SELECT seal_rows FROM inputs i WHERE i.input_id = d.input_id AND i.state = 'sealed') AS seal_rows
+
+-- ==== feeding ==============================================================================================================================
+
+-- name: take_feeders
+-- Open datasets whose admission is not finished, that nobody feeds, and that can go on: the input is sealed (or failed), or the run has ended.
+UPDATE datasets d SET feeder_term = d.feeder_term + 1, feeder_id = $1, feeder_until = clock_timestamp() + make_interval(secs => $2)
+FROM (
+    SELECT o.dataset_seq FROM datasets o JOIN runs r ON r.run_id = o.run_id
+    WHERE o.state = 'open' AND NOT o.admission_done AND coalesce(o.feeder_until < clock_timestamp(), true)
+      AND ($3::text[] IS NULL OR o.input_id = ANY($3)) AND ($4::text IS NULL OR o.run_id = $4)
+      AND (r.stop_reason IS NOT NULL OR r.finished_at IS NOT NULL
+           OR EXISTS (SELECT FROM inputs i WHERE i.input_id = o.input_id AND i.state <> 'open'))
+    ORDER BY o.dataset_seq LIMIT 1000 FOR UPDATE OF o SKIP LOCKED
+) free
+WHERE d.dataset_seq = free.dataset_seq
+RETURNING d.dataset_seq
+
+-- name: fed
+-- All that a feeder needs to begin.
+SELECT d.*, r.number, r.org, r.play, r.options, r.stop_reason, r.halt_reason, r.state AS run_state,
+       extract(epoch FROM r.created_at)::float8 AS started_at, i.state AS input_state, i.error AS input_error
+FROM datasets d JOIN runs r ON r.run_id = d.run_id LEFT JOIN inputs i ON i.input_id = d.input_id
+WHERE d.dataset_seq = $1
+
+-- name: renew_feeders
+-- Renew the leases that are still ours, and say what feeders must know.
+UPDATE datasets d SET feeder_until = clock_timestamp() + make_interval(secs => $3)
+FROM (
+    SELECT o.dataset_seq FROM datasets o JOIN unnest($1::bigint[], $2::bigint[]) AS mine (dataset_seq, term)
+        ON mine.dataset_seq = o.dataset_seq AND mine.term = o.feeder_term
+    WHERE o.state = 'open' AND NOT o.admission_done ORDER BY o.dataset_seq FOR UPDATE OF o
+) held, runs r
+WHERE d.dataset_seq = held.dataset_seq AND r.run_id = d.run_id
+RETURNING d.*, r.stop_reason, r.halt_reason, r.state AS run_state
+
+-- name: release_feeders
+UPDATE datasets d SET feeder_until = NULL
+FROM (
+    SELECT o.dataset_seq FROM datasets o JOIN unnest($1::bigint[], $2::bigint[]) AS mine (dataset_seq, term)
+        ON mine.dataset_seq = o.dataset_seq AND mine.term = o.feeder_term
+    ORDER BY o.dataset_seq FOR UPDATE OF o
+) held
+WHERE d.dataset_seq = held.dataset_seq
+
+-- name: raise_feeding
+-- How far the feeder is. No row: the lease was lost, and the whole commit must be given up.
+UPDATE datasets d SET next_page = $3, next_index = $4, input_page = $5, input_offset = $6, admitted = d.admitted + $7, sent = d.sent + $8,
+       sent_bytes = d.sent_bytes + $9, admission_done = $10, error = coalesce(d.error, $11::json),
+       feeder_until = CASE WHEN $10 THEN NULL ELSE clock_timestamp() + make_interval(secs => $12) END
+FROM runs r
+WHERE d.dataset_seq = $1 AND d.feeder_term = $2 AND NOT d.admission_done AND r.run_id = d.run_id
+RETURNING d.*, r.stop_reason, r.halt_reason, r.state AS run_state
+
+-- name: insert_pages
+INSERT INTO pages (dataset_seq, page, first_index, rows, input_page, input_offset, duplicates, sent, bytes, digests)
+SELECT $1, p.page, p.first_index, p.rows, p.input_page, p.input_offset, p.duplicates::int[], p.sent, p.bytes, p.digests
+FROM unnest($2::int[], $3::bigint[], $4::int[], $5::int[], $6::int[], $7::text[], $8::int[], $9::int[], $10::bytea[])
+     AS p (page, first_index, rows, input_page, input_offset, duplicates, sent, bytes, digests)
+
+-- name: digests_of
+SELECT page, digests FROM pages WHERE dataset_seq = $1 AND page >= $2 ORDER BY page LIMIT 500
+
+-- name: flights
+-- What every open dataset has at the executors, whoever feeds it.
+SELECT d.dataset_seq, d.run_id, r.org, d.run_window, d.sent, d.sent_bytes, d.completed + d.failed + d.cancelled AS ended,
+       (SELECT count(*) FROM waits w WHERE w.dataset_seq = d.dataset_seq AND w.state = 'waiting') AS waiting
+FROM datasets d JOIN runs r ON r.run_id = d.run_id WHERE d.state = 'open' AND d.sent > d.completed + d.failed + d.cancelled
+
+-- ==== waiting ==============================================================================================================================
+
+-- name: store_waits
+-- A row's newest wait decides; an older or repeated RowsParked changes nothing. $7: milliseconds, null: until something happens.
+INSERT INTO waits (dataset_seq, row_index, key, page, attempt, waits, due_at, asked, reason)
+SELECT $1, n.row_index, n.key, n.page, n.attempt, n.waits, clock_timestamp() + make_interval(secs => n.wait_ms / 1000.0), n.asked, $9
+FROM unnest($2::bigint[], $3::text[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::float8[])
+     AS n (row_index, key, page, attempt, waits, wait_ms, asked)
+ORDER BY n.row_index
+ON CONFLICT (dataset_seq, row_index) DO UPDATE SET attempt = excluded.attempt, waits = excluded.waits, state = 'waiting', due_at = excluded.due_at,
+       asked = excluded.asked, reason = excluded.reason, released_at = NULL
+WHERE (excluded.attempt, excluded.waits) > (waits.attempt, waits.waits)
+
+-- name: release_due
+-- Rows whose time has come, of runs that go on; the first due first.
+UPDATE waits w SET state = 'releasing', released_at = clock_timestamp()
+FROM (
+    SELECT o.dataset_seq, o.row_index FROM waits o JOIN datasets d USING (dataset_seq) JOIN runs r ON r.run_id = d.run_id
+    WHERE o.state = 'waiting' AND o.due_at <= clock_timestamp() AND r.halt_reason IS NULL AND r.stop_reason IS NULL AND r.finished_at IS NULL
+    ORDER BY o.due_at LIMIT $1 FOR UPDATE OF o SKIP LOCKED
+) due
+WHERE w.dataset_seq = due.dataset_seq AND w.row_index = due.row_index RETURNING w.*
+
+-- name: release_ended
+-- Rows that wait for nothing any more: their run was stopped, or has ended otherwise.
+UPDATE waits w SET state = 'releasing', released_at = clock_timestamp()
+FROM (
+    SELECT o.dataset_seq, o.row_index FROM datasets d JOIN runs r ON r.run_id = d.run_id JOIN waits o ON o.dataset_seq = d.dataset_seq
+    WHERE d.state = 'open' AND (r.stop_reason IS NOT NULL OR r.finished_at IS NOT NULL) AND o.state = 'waiting'
+    ORDER BY o.dataset_seq, o.row_index LIMIT $1 FOR UPDATE OF o SKIP LOCKED
+) due
+WHERE w.dataset_seq = due.dataset_seq AND w.row_index = due.row_index RETURNING w.*
+
+-- name: release_stuck
+-- Rows that somebody began to publish $2 seconds ago and did not finish.
+UPDATE waits w SET released_at = clock_timestamp()
+FROM (
+    SELECT dataset_seq, row_index FROM waits WHERE state = 'releasing' AND released_at < clock_timestamp() - make_interval(secs => $2)
+    ORDER BY dataset_seq, row_index LIMIT $1 FOR UPDATE SKIP LOCKED
+) due
+WHERE w.dataset_seq = due.dataset_seq AND w.row_index = due.row_index RETURNING w.*
+
+-- name: released
+-- Unless the row waits anew.
+UPDATE waits w SET state = 'released' FROM unnest($2::bigint[], $3::int[]) AS n (row_index, waits)
+WHERE w.dataset_seq = $1 AND w.row_index = n.row_index AND w.waits = n.waits AND w.state = 'releasing'
+
+-- name: next_due
+SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float8 FROM waits WHERE state = 'waiting'
+
+-- name: waits_of_page
+SELECT * FROM waits WHERE dataset_seq = $1 AND page = $2
+
+-- name: sent_pages
+SELECT * FROM pages WHERE dataset_seq = $1 AND page = ANY($2::int[]) ORDER BY page
+
+-- ==== the repair look ======================================================================================================================
+
+-- name: datasets_over
+-- The closing condition, evaluated anew whatever was told.
+SELECT dataset_seq FROM datasets
+WHERE state = 'open' AND admission_done AND completed + failed + cancelled + reused + duplicates >= admitted ORDER BY dataset_seq LIMIT 1000
+
+-- name: runs_stopped
+-- Stopped runs of which nothing is open, which should have ended.
+SELECT run_id FROM runs r WHERE state IN ('queued', 'running', 'waiting') AND stop_reason IS NOT NULL
+    AND NOT EXISTS (SELECT FROM datasets d WHERE d.run_id = r.run_id AND d.state = 'open') ORDER BY number LIMIT 1000
+
+-- name: datasets_silent
+-- Open datasets of which nothing was heard for $1 seconds, or with pages that are to be published again ($2 seconds, doubling).
+SELECT run_id, dataset, dataset_seq FROM datasets d
+WHERE state = 'open' AND next_page > 0 AND (
+    counted_at < now() - make_interval(secs => $1)
+    OR (sent > completed + failed + cancelled AND EXISTS (
+        SELECT FROM pages p WHERE p.dataset_seq = d.dataset_seq
+            AND p.published_at < now() - make_interval(secs => $2 * 2 ^ least(p.repetitions, 20)))))
+ORDER BY counted_at LIMIT 200
+
+-- name: pages_to_send_again
+-- Of these open pages those that were published $3 seconds ago, doubling at each repetition.
+UPDATE pages SET published_at = now(), repetitions = repetitions + 1
+WHERE dataset_seq = $1 AND page = ANY($2::int[]) AND published_at < now() - make_interval(secs => $3 * 2 ^ least(repetitions, 20))
+RETURNING page
+
+-- name: forget_closed
+-- What closed datasets leave behind that nobody will ask for: their pages' records are the sheet-writer's.
+DELETE FROM pages p USING (
+    SELECT dataset_seq FROM datasets d WHERE state <> 'open' AND closed_at < now() - make_interval(secs => $1)
+        AND EXISTS (SELECT FROM pages o WHERE o.dataset_seq = d.dataset_seq) LIMIT 20
+) closed WHERE p.dataset_seq = closed.dataset_seq

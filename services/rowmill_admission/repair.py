@@ -1,0 +1,156 @@
+"""The look: every so often, stored state that calls for a message nobody sent, or a condition nobody acted on, whatever was confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from rowmill.errors import UnavailableError
+from rowmill.runtime.bus import Bus
+from rowmill.runtime.db import Connection, Database
+from rowmill_admission import runs, waits
+from rowmill_admission.counting import Counting
+from rowmill_admission.endings import close_those_over, end_run
+from rowmill_admission.owed import Postman
+from rowmill_admission.parking import Parking
+from rowmill_admission.sending import PageFailed
+from rowmill_admission.settings import AdmissionSettings
+from rowmill_admission.staging import Staging
+from rowmill_admission.store import datasets as dataset_store
+from rowmill_admission.store import feeding, owed
+from rowmill_admission.store import runs as run_store
+from rowmill_admission.store import waits as wait_store
+from rowmill_contracts.rows import ReadCounts
+from rowmill_contracts.runs import RowsCommitted
+from rowmill_contracts.topology import SHEETS_ASKS
+
+log = structlog.get_logger()
+
+
+class Repair:
+    """One per process; several looking at once do no harm."""
+
+    def __init__(
+        self,
+        database: Database,
+        bus: Bus,
+        postman: Postman,
+        settings: AdmissionSettings,
+        *,
+        staging: Staging,
+        counting: Counting,
+        parking: Parking,
+    ) -> None:
+        self._database = database
+        self._bus = bus
+        self._postman = postman
+        self._settings = settings
+        self._staging = staging
+        self._counting = counting
+        self._parking = parking
+        self._loop: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._loop = asyncio.create_task(self._look_for_ever(), name="repair")
+
+    async def stop(self) -> None:
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+
+    async def _look_for_ever(self) -> None:
+        self._postman.wake(await self._owing(0.0))  # what an instance that died left behind
+        while True:
+            await self.look()
+            await asyncio.sleep(self._settings.repair_interval)
+
+    async def look(self) -> None:
+        """Everything once; what fails is tried again next time."""
+        parts: tuple[Callable[[], Awaitable[None]], ...] = (
+            self._send_owed,
+            self._close,
+            self._end_stopped,
+            self._advance_again,
+            self._fail_abandoned_inputs,
+            self._parking.release_stuck,
+            self._ask_for_silent,
+            self._forget,
+        )
+        for part in parts:
+            try:
+                await part()
+            except UnavailableError as error:
+                log.warning("repair_postponed", part=part.__name__, error=str(error))
+            except Exception:
+                log.exception("repair_failed", part=part.__name__)
+
+    async def _owing(self, seconds: float) -> list[str]:
+        return await owed.runs_owing(self._database, seconds)
+
+    async def _send_owed(self) -> None:
+        self._postman.wake(await self._owing(self._settings.repair_interval))
+
+    async def _close(self) -> None:
+        for dataset_seq in await dataset_store.over(self._database):
+
+            async def work(connection: Connection, seq: int = dataset_seq) -> list[str]:
+                return await close_those_over(connection, await dataset_store.lock(connection, [seq]))
+
+            self._postman.wake(await self._database.transact(work))
+
+    async def _end_stopped(self) -> None:
+        for run_id in await run_store.stopped_with_nothing_open(self._database):
+
+            async def work(connection: Connection, run_id: str = run_id) -> list[str]:
+                run = await run_store.lock(connection, run_id)
+                if run is None or run.over or await dataset_store.any_open(connection, run_id):
+                    return []
+                return await end_run(connection, run, "cancelled")
+
+            self._postman.wake(await self._database.transact(work))
+
+    async def _advance_again(self) -> None:
+        settings = self._settings
+        for run_id in await run_store.to_advance_again(self._database, settings.repair_interval, settings.advance_again_limit):
+
+            async def work(connection: Connection, run_id: str = run_id) -> list[str]:
+                run = await run_store.lock(connection, run_id)
+                if run is None or run.over or run.stopped or run.lease_live:
+                    return []
+                await run_store.note_advance_again(connection, run_id)
+                await owed.add(connection, runs.advance(run_id, "nobody holds it"))
+                return [run_id]
+
+            self._postman.wake(await self._database.transact(work))
+
+    async def _fail_abandoned_inputs(self) -> None:
+        await self._staging.fail_abandoned(self._settings.input_unsealed_limit)
+
+    async def _ask_for_silent(self) -> None:
+        settings = self._settings
+        for seq, run_id, dataset in await dataset_store.silent(self._database, settings.silent_after, settings.page_again_after):
+            counts = await self._bus.ask(ReadCounts(run_id=run_id, dataset=dataset), SHEETS_ASKS, RowsCommitted)
+            await self._counting.store([counts])
+            await dataset_store.note_heard(self._database, run_id, dataset)
+            pages = [progress.page for progress in counts.pages if progress.open > 0]
+            if pages:
+                await self._send_again(seq, await feeding.pages_to_send_again(self._database, seq, pages, settings.page_again_after))
+
+    async def _send_again(self, dataset_seq: int, pages: list[int]) -> None:
+        """Publish pages again that have been out for too long, but for rows that wait."""
+        fed = await feeding.fed(self._database, dataset_seq) if pages else None
+        if fed is None or fed.standing.halt_reason is not None:
+            return
+        for sent in await feeding.sent_pages(self._database, dataset_seq, pages):
+            log.warning("page_sent_again", run_id=fed.standing.dataset.run_id, dataset=fed.standing.dataset.dataset, page=sent.page)
+            waiting = await wait_store.of_page(self._database, dataset_seq, sent.page)
+            try:
+                await self._parking.send_again(fed, sent, waits.still_out(sent.rows, sent.first_index, waiting))
+            except PageFailed as failed:
+                log.warning("page_not_sent_again", run_id=fed.standing.dataset.run_id, page=sent.page, error=failed.problem.message)
+
+    async def _forget(self) -> None:
+        await run_store.forget_events(self._database, self._settings.event_retention)
+        await feeding.forget_closed(self._database, self._settings.silent_after)

@@ -1,0 +1,64 @@
+"""Admission's bounds and durations, from ``ROWMILL_…``."""
+
+from __future__ import annotations
+
+from rowmill.runtime.settings import Seconds, ServiceSettings
+from rowmill_contracts.envelope import PAGE_BYTES, PAGE_ROWS
+
+
+class AdmissionSettings(ServiceSettings):
+    """Durations in seconds at full size (see `ServiceSettings`); sizes in rows, pages or bytes."""
+
+    default_org: str = "default"
+    database_connections: int = 8
+    run_prefetch: int = 50
+    input_prefetch: int = 16
+    ask_prefetch: int = 50
+    count_prefetch: int = 50
+    parked_prefetch: int = 20
+    dead_prefetch: int = 10
+
+    run_lease: Seconds = 8.0
+    """How long a run's body is an executor's without a renewal."""
+    same_body_window: Seconds = 600.0
+    """Two ``RunStart`` without any id and with equal bodies are one run within this time."""
+    input_unsealed_limit: Seconds = 3600.0
+    """An input that has not been sealed for this long after its last page fails its runs."""
+    event_retention: Seconds = 7 * 86_400.0
+
+    page_rows: int = PAGE_ROWS
+    page_bytes: int = PAGE_BYTES
+    input_batch_bytes: int = 8 * 1024 * 1024
+    """Input pages stored in one commit at most."""
+    read_ahead_pages: int = 16
+    read_ahead_bytes: int = 4 * 1024 * 1024
+    """Input pages that a feeder reads in one statement at most."""
+
+    run_room: int = 2_000
+    """Rows of one run in flight at most."""
+    room_rows: int = 50_000
+    """Rows of all runs at the executors at most."""
+    room_bytes: int = 256 * 1024 * 1024
+    room_poll: Seconds = 0.25
+    """How often the tables are read for what other instances have in flight, while someone waits for room."""
+    pages_under_way: int = 8
+    """Pages of one dataset that are looked up or published at once."""
+
+    feeder_lease: Seconds = 4.0
+    feeder_look: Seconds = 1.0
+    """How often datasets without a living feeder are looked for."""
+    progress_interval: Seconds = 0.25
+    """A dataset's progress is told at most this often."""
+    wait_poll: Seconds = 0.25
+    """How often waits are looked through for due ones, at most."""
+    release_rows: int = 1_000
+    """Due rows released in one commit at most."""
+    releasing_limit: Seconds = 30.0
+    """A released row whose publisher has not finished for this long is published by another."""
+
+    silent_after: Seconds = 30.0
+    """A dataset of which nothing was heard for this long is asked for."""
+    page_again_after: Seconds = 900.0
+    """Pages with open rows are published again after this long, doubling at each repetition."""
+    advance_again_limit: Seconds = 900.0
+    """The body of a run that nobody holds is asked for again after the repair interval, doubling to this long."""

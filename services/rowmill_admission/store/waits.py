@@ -1,0 +1,86 @@
+"""The table ``waits``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rowmill.runtime.db import Connection, Database
+from rowmill_admission.store import SQL
+from rowmill_contracts.runs import ParkedRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A row that waits or has waited. ``asked``: when its call was first asked for, seconds since the epoch."""
+
+    dataset_seq: int
+    row_index: int
+    key: str
+    page: int
+    attempt: int
+    waits: int
+    state: Literal["waiting", "releasing", "released"]
+    asked: float | None
+
+
+def _wait(row: Any) -> Wait:
+    return Wait(
+        dataset_seq=row["dataset_seq"],
+        row_index=row["row_index"],
+        key=row["key"],
+        page=row["page"],
+        attempt=row["attempt"],
+        waits=row["waits"],
+        state=row["state"],
+        asked=row["asked"],
+    )
+
+
+async def add(connection: Connection, dataset_seq: int, rows: Sequence[ParkedRow], reason: str) -> None:
+    """Store waits (one per row), each where it is newer than the row's last."""
+    await connection.execute(
+        SQL["store_waits"],
+        dataset_seq,
+        [row.index for row in rows],
+        [row.key for row in rows],
+        [row.page for row in rows],
+        [row.attempt for row in rows],
+        [row.waits for row in rows],
+        [row.wait_ms for row in rows],
+        [row.asked for row in rows],
+        reason,
+    )
+
+
+async def release_due(database: Database, limit: int) -> list[Wait]:
+    """Mark due rows as being published; they are ours to publish."""
+    return [_wait(row) for row in await database.fetch(SQL["release_due"], limit)]
+
+
+async def release_ended(database: Database, limit: int) -> list[Wait]:
+    """The same for rows of runs that were stopped or are over, due or not."""
+    return [_wait(row) for row in await database.fetch(SQL["release_ended"], limit)]
+
+
+async def release_stuck(database: Database, limit: int, seconds: float) -> list[Wait]:
+    """The same for rows that somebody else began to publish that long ago."""
+    return [_wait(row) for row in await database.fetch(SQL["release_stuck"], limit, seconds)]
+
+
+async def released(database: Database, dataset_seq: int, waits: Sequence[Wait]) -> None:
+    """Note that these rows were published."""
+    ordered = sorted(waits, key=lambda wait: wait.row_index)
+    await database.execute(SQL["released"], dataset_seq, [wait.row_index for wait in ordered], [wait.waits for wait in ordered])
+
+
+async def next_due(database: Database) -> float | None:
+    """Seconds until the next row is due (negative: overdue); None: none waits for a time."""
+    row = await database.fetchrow(SQL["next_due"])
+    return None if row is None else row[0]
+
+
+async def of_page(database: Database, dataset_seq: int, page: int) -> dict[int, Wait]:
+    """By row index."""
+    return {row["row_index"]: _wait(row) for row in await database.fetch(SQL["waits_of_page"], dataset_seq, page)}

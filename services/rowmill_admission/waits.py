@@ -1,0 +1,58 @@
+"""Rows that wait, as decisions. Pure; knows no table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rowmill_admission.sending import Return
+from rowmill_admission.store.waits import Wait
+from rowmill_contracts.envelope import PAGE_BYTES, PAGE_ROWS
+from rowmill_contracts.rows import SettledRow
+from rowmill_contracts.runs import ParkedRow
+
+
+def newest(rows: Iterable[ParkedRow]) -> list[ParkedRow]:
+    """One wait per row, in row order: the one with the highest attempt, then number of waits."""
+    by_index: dict[int, ParkedRow] = {}
+    for row in rows:
+        known = by_index.get(row.index)
+        if known is None or (known.attempt, known.waits) < (row.attempt, row.waits):
+            by_index[row.index] = row
+    return [by_index[index] for index in sorted(by_index)]
+
+
+def returning(waits: Iterable[Wait], first_index: int) -> dict[int, Return]:
+    """How released rows come back, by their place in the page that begins at ``first_index``."""
+    return {wait.row_index - first_index: Return(waits=wait.waits, attempt=wait.attempt, asked=wait.asked) for wait in waits}
+
+
+def still_out(rows: int, first_index: int, waits: Mapping[int, Wait]) -> dict[int, Return]:
+    """Rows of a page that do not stand as waiting, by their place in it: what is published again when it has been out for too long."""
+    out: dict[int, Return] = {}
+    for place in range(rows):
+        wait = waits.get(first_index + place)
+        if wait is None:
+            out[place] = Return(waits=0)
+        elif wait.state == "released":
+            out[place] = Return(waits=wait.waits, attempt=wait.attempt, asked=wait.asked)
+    return out
+
+
+def sleep_for(next_due: float | None, poll: float, shortest: float) -> float:
+    """Seconds to sleep before looking again: to the next due row, but no longer than ``poll``."""
+    return poll if next_due is None else min(poll, max(shortest, next_due))
+
+
+def parts(rows: Sequence[SettledRow]) -> Iterable[list[SettledRow]]:
+    """Cut settled rows into messages of at most a page."""
+    part: list[SettledRow] = []
+    size = 0
+    for row in rows:
+        length = memoryview(row.input).nbytes
+        if part and (len(part) == PAGE_ROWS or size + length > PAGE_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += length
+    if part:
+        yield part
