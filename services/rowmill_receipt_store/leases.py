@@ -16,7 +16,7 @@ from rowmill_contracts.receipts import Claim, ClaimAnswer, ClaimReceipts
 from rowmill_contracts.tools import Effect, ToolFailure
 from rowmill_receipt_store.charges import Former, former_charge, net_cost
 from rowmill_receipt_store.freshness import serves
-from rowmill_receipt_store.shards import term_holds
+from rowmill_receipt_store.shards import spending_term, term_holds
 
 State = Literal["queued", "running", "completed", "failed", "released", "outcome_unknown"]
 
@@ -35,7 +35,7 @@ class Output(msgspec.Struct, frozen=True):
 
 class Receipt(msgspec.Struct, frozen=True):
     """A receipt as it was read. ``over``: its lease, if it has one, may be taken: expired, or ended with its shard's term, or queued for a run
-    that is halted. ``remaining``: seconds that its lease has left.
+    that is halted. ``remaining``: seconds that its lease has left. ``last_failure``: what is known of a dispatch of unknown outcome.
     """
 
     revision: int
@@ -50,6 +50,7 @@ class Receipt(msgspec.Struct, frozen=True):
     over: bool
     remaining: float
     output: Output | None
+    last_failure: ToolFailure | None = None
 
 
 class FailureOnRecord(msgspec.Struct, frozen=True):
@@ -112,7 +113,7 @@ def decide_claim(wanted: Wanted, found: Found, *, held_poll: float) -> ClaimAnsw
     claim, request = wanted.claim, wanted.request
     if found.run_state != "running":
         return ClaimAnswer(state="halted")
-    if request.shard is not None and not term_holds(request.term, current=found.shard_term, held=found.shard_held):
+    if not term_holds(spending_term(request.shard, request.term), current=found.shard_term, held=found.shard_held):
         return ClaimAnswer(state="refused")
     receipt = found.receipt
     if receipt is None:
@@ -137,7 +138,7 @@ def _decide_lease(wanted: Wanted, receipt: Receipt, held_poll: float) -> ClaimAn
     ours = receipt.lease_id == claim.lease_id
     match receipt.state:
         case "outcome_unknown":
-            return ClaimAnswer(state="unknown", run_id=receipt.run_id)
+            return ClaimAnswer(state="unknown", run_id=receipt.run_id, failure=receipt.last_failure)
         case "running" if ours:
             return ClaimAnswer(state="granted", lease_id=claim.lease_id, dispatch=receipt.dispatch, took_over=receipt.took_over)
         case "queued" if ours and not request.only_cached and not receipt.over and not request.confirm:
@@ -174,11 +175,11 @@ def granted(grant: Grant, dispatch: int) -> ClaimAnswer:
     )
 
 
-def why_unconfirmed(lease_id: str, found: Found, *, sharded: bool, term: int | None) -> Literal["halted", "refused", "lost"] | None:
-    """Why a lease could not be confirmed; None: nothing stands against it by now, try again."""
+def why_unconfirmed(lease_id: str, term: int | None, found: Found) -> Literal["halted", "refused", "lost"] | None:
+    """Why a lease could not be confirmed under ``term`` (None: bound to no shard); None: nothing stands against it by now, try again."""
     if found.run_state != "running":
         return "halted"
-    if sharded and not term_holds(term, current=found.shard_term, held=found.shard_held):
+    if not term_holds(term, current=found.shard_term, held=found.shard_held):
         return "refused"
     receipt = found.receipt
     if receipt is None or receipt.lease_id != lease_id or receipt.state not in {"queued", "running"}:

@@ -85,6 +85,7 @@ SELECT
         WHEN sum(octet_length(r.output)) OVER earlier IS NULL OR sum(octet_length(r.output)) OVER earlier + octet_length(r.output) <= $5::bigint
         THEN r.output
     END AS output,
+    CASE WHEN r.state = 'outcome_unknown' THEN r.last_failure END AS last_failure,
     r.no_result, r.cost, extract(epoch FROM r.completed_at)::float8 AS completed_at, r.output_dispatch, r.output_run, r.output_caller,
     f.failure, f.dispatch AS failed_dispatch, extract(epoch FROM f.failed_at)::float8 AS failed_at,
     m.state AS run_state, m.budget - m.charged AS run_remaining,
@@ -101,7 +102,7 @@ WINDOW earlier AS (ORDER BY a.key ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDI
 -- name: doubt
 -- Running leases that ended without a word, of tools that must not repeat their effect: the outcome is unknown, and the charge stays.
 WITH doubted AS (
-    UPDATE receipts r SET state = 'outcome_unknown', revision = r.revision + 1
+    UPDATE receipts r SET state = 'outcome_unknown', revision = r.revision + 1, last_failure = NULL
     FROM unnest($1::bytea[], $2::bigint[]) AS a (key, revision)
     WHERE r.key = a.key AND r.revision = a.revision AND r.state = 'running'
     RETURNING r.key, r.run_id, r.dispatch

@@ -113,7 +113,7 @@ class Receipts:
                 break
             found = await self._load(rest)
             for lease in rest:
-                why = why_unconfirmed(lease.lease_id, found[lease.key], sharded=lease.shard is not None, term=lease.term)
+                why = why_unconfirmed(lease.lease_id, lease.term, found[lease.key])
                 if why is not None:
                     answers[lease.key] = ConfirmAnswer(state=why)
             rest = [lease for lease in rest if lease.key not in answers]

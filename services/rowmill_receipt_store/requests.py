@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rowmill.errors import MalformedMessage
 from rowmill_contracts.receipts import ClaimReceipts, Complete, Completion, Confirm, Fail, FailedCall, LeaseRef, Release, Renew
 from rowmill_receipt_store.leases import Wanted
+from rowmill_receipt_store.shards import spending_term
 from rowmill_receipt_store.store import Completed, Failed, Lease
 
 _KEY_BYTES = 32
@@ -21,7 +22,7 @@ def key_bytes(key: str) -> bytes:
         digest = bytes.fromhex(key)
     except ValueError:
         digest = b""
-    if len(digest) != _KEY_BYTES:
+    if len(digest) != _KEY_BYTES or len(key) != 2 * _KEY_BYTES:  # fromhex skips spaces
         raise MalformedMessage(f"receipt key {key[:80]!r} is not a SHA-256 in hexadecimal digits")
     return digest
 
@@ -37,7 +38,7 @@ def wanted(request: ClaimReceipts) -> list[Wanted]:
 def leases(request: Confirm | Renew | Release) -> list[Lease]:
     """The leases of a request. Raises `MalformedMessage` for a bad key."""
     if isinstance(request, Confirm):
-        return [_lease(ref, request.shard, request.term, request.batch_id) for ref in request.leases]
+        return [_lease(ref, request.shard, spending_term(request.shard, request.term), request.batch_id) for ref in request.leases]
     return [_lease(ref) for ref in request.leases]
 
 

@@ -19,6 +19,7 @@ from rowmill_contracts.receipts import ShardLease
 from rowmill_contracts.tools import ToolFailure
 from rowmill_receipt_store.charges import running_totals
 from rowmill_receipt_store.leases import FailureOnRecord, Found, Grant, Output, Receipt
+from rowmill_receipt_store.shards import spending_term
 
 SCHEMA = "receipts"
 
@@ -41,7 +42,9 @@ RunState = Literal["running", "halted", "stopped"]
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease as its holder names it. ``dispatch`` 0: not confirmed. ``batch_id``, ``shard`` and ``term`` matter to confirmations only."""
+    """A lease as its holder names it. ``dispatch`` 0: not confirmed. ``batch_id``, ``shard`` and ``term`` (None: bound to no
+    shard) matter to confirmations only.
+    """
 
     key: bytes
     lease_id: str
@@ -159,7 +162,7 @@ class Store:
             [claim.tool for claim in claims],
             [claim.effect for claim in claims],
             [request.shard for request in requests],
-            [request.term for request in requests],
+            [spending_term(request.shard, request.term) for request in requests],
             [str(claim.cost) for claim in claims],
             [str(total) for _, total in pairs],
             [grant.took_over for grant, _ in pairs],
@@ -188,7 +191,7 @@ class Store:
             [lease.key for lease in leases],
             [lease.lease_id for lease in leases],
             [lease.shard for lease in leases],
-            [lease.term if lease.shard is not None else None for lease in leases],
+            [lease.term for lease in leases],
             [lease.batch_id for lease in leases],
         )
         return {row[0]: row[1] for row in rows}
@@ -338,4 +341,5 @@ def _receipt(row: Any) -> Receipt:
         over=row["over"],
         remaining=row["remaining_seconds"],
         output=output,
+        last_failure=None if row["last_failure"] is None else _failure.decode(row["last_failure"]),
     )
