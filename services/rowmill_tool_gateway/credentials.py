@@ -22,6 +22,7 @@ from rowmill.secret import SecretRef, resolve
 MASK: Final = "***"
 SHORTEST_IN_RESULTS: Final = 8
 """Shorter values are not cut out of results: they would occur by chance, and results must not be changed by chance."""
+FIRST_VERSION: Final = 1
 
 
 class Redactor:
@@ -87,19 +88,19 @@ class Credentials:
         self._locks: dict[str, asyncio.Lock] = {}
 
     def version(self, provider: Provider) -> int:
-        """Rises whenever another credential was resolved; 0 before the first."""
+        """The version of the credential that a request made now goes with; it rises whenever another credential is resolved."""
         known = self._known.get(provider.name)
-        return 0 if known is None else known.version
+        return FIRST_VERSION if known is None else known.version
 
     async def headers(self, provider: Provider) -> Mapping[str, str]:
         """The headers that carry the credential. Raises `SecretMissing`, or what the author's function raised, as `SecretMissing`."""
         known = self._known.get(provider.name)
-        return known.headers if known is not None else (await self._resolve(provider, 0)).headers
+        return known.headers if known is not None else (await self._resolve(provider, FIRST_VERSION - 1)).headers
 
     async def values(self, provider: Provider) -> Mapping[str, str]:
         """The provider's secrets by name, for tool functions. Raises `SecretMissing`."""
         known = self._known.get(provider.name)
-        return known.values if known is not None else (await self._resolve(provider, 0)).values
+        return known.values if known is not None else (await self._resolve(provider, FIRST_VERSION - 1)).values
 
     async def refresh(self, provider: Provider, refused: int) -> bool:
         """Resolve anew after version ``refused`` was refused; whether there is another credential to try now. Raises `SecretMissing`."""

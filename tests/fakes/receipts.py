@@ -1,0 +1,303 @@
+"""A receipt-store in memory that keeps the contract of `rowmill_contracts.receipts`, for suites that need one without a database.
+
+It answers messages, as the service does: `MemoryReceipts.answer(request)`. Honest in what callers can see (leases, terms, freshness, failures per
+run, unknown outcomes, budgets without partial pages); not durable, and not fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+import msgspec
+
+from rowmill_contracts.envelope import Message
+from rowmill_contracts.receipts import (
+    Claim,
+    ClaimAnswer,
+    ClaimReceipts,
+    Complete,
+    Completed,
+    Completion,
+    Confirm,
+    ConfirmAnswer,
+    Confirmed,
+    Fail,
+    FailedCall,
+    HaltRun,
+    LeaseRef,
+    LeaseShard,
+    ReceiptsClaimed,
+    Release,
+    Released,
+    Renew,
+    Renewed,
+    RunHalted,
+    ShardLease,
+    ShardsLeased,
+    StoreAnswer,
+)
+from rowmill_contracts.tools import ToolFailure
+
+OUTPUT_LIMIT = 8 * 1024 * 1024
+
+
+@dataclass
+class Receipt:
+    """One key. ``state``: as DESIGN.md names them, and ``released`` for a lease that was given back."""
+
+    claim: Claim
+    state: str = "queued"
+    dispatch: int = 0
+    lease_id: str = ""
+    shard: int | None = None
+    term: int | None = None
+    expires: float = 0.0
+    output: ClaimAnswer | None = None
+    output_dispatch: int = 0
+
+
+@dataclass
+class Shard:
+    holder: str = ""
+    term: int = 0
+    expires: float = 0.0
+    ended_term: int = 0
+
+
+@dataclass
+class Run:
+    state: str = "running"
+    budget: Decimal | None = None
+    charges: dict[tuple[str, int], Decimal] = field(default_factory=dict)
+
+    def charged(self) -> Decimal:
+        return sum(self.charges.values(), Decimal(0))
+
+
+class MemoryReceipts:
+    """``now``: the store's clock, in seconds since the epoch. Lives of leases in seconds."""
+
+    def __init__(self, now: Callable[[], float], *, queued: float = 10.0, running: float = 60.0, shard: float = 6.0, held_poll: float = 0.05) -> None:
+        self.receipts: dict[str, Receipt] = {}
+        self.failures: dict[tuple[str, str], tuple[ToolFailure, float]] = {}
+        self.shards: dict[int, Shard] = {}
+        self.runs: dict[str, Run] = {}
+        self._now = now
+        self._queued = queued
+        self._running = running
+        self._shard = shard
+        self._held_poll = held_poll
+
+    def answer(self, request: Message) -> Message:
+        """Carry out one request and give its answer. The same request again gives the same answer, as far as nothing happened between."""
+        match request:
+            case ClaimReceipts():
+                return ReceiptsClaimed(answers=[self._claim(claim, request) for claim in request.claims])
+            case Confirm():
+                return Confirmed(answers=[self._confirm(lease, request) for lease in request.leases])
+            case Renew():
+                return Renewed(held=[self._renew(lease) for lease in request.leases])
+            case Complete():
+                return Completed(answers=[self._complete(completion) for completion in request.completions])
+            case Fail():
+                return Completed(answers=[self._fail(failed) for failed in request.failures])
+            case Release():
+                return Released(released=sum(self._release(lease) for lease in request.leases))
+            case LeaseShard():
+                return ShardsLeased(shards=[self._lease_shard(shard, request) for shard in request.shards])
+            case HaltRun():
+                return self._halt(request)
+            case other:
+                raise AssertionError(f"{other.message_type} is not for the receipt-store")
+
+    def _run(self, run_id: str) -> Run:
+        return self.runs.setdefault(run_id, Run())
+
+    # ---- claims -----------------------------------------------------------------------------------------------------------------------
+
+    def _claim(self, claim: Claim, request: ClaimReceipts) -> ClaimAnswer:
+        run = self._run(claim.run_id)
+        if run.state != "running":
+            return ClaimAnswer(state="halted")
+        if request.shard is not None and request.term is not None and not self._term_holds(request.shard, request.term):
+            return ClaimAnswer(state="refused")
+        receipt = self.receipts.get(claim.key)
+        if receipt is not None and receipt.output is not None and _serves(receipt.output, claim):
+            return receipt.output
+        failed = self.failures.get((claim.key, claim.run_id))
+        if failed is not None and failed[1] >= claim.started_at:
+            return ClaimAnswer(state="failed", failure=failed[0], run_id=claim.run_id)
+        took_over = False
+        if receipt is not None:
+            answer = self._lease_stands(receipt, claim, request)
+            if answer is not None:
+                return answer
+            took_over = receipt.state == "running"
+        if request.only_cached:
+            return ClaimAnswer(state="absent")
+        return self._grant(run, receipt, claim, request, took_over=took_over)
+
+    def _lease_stands(self, receipt: Receipt, claim: Claim, request: ClaimReceipts) -> ClaimAnswer | None:
+        """What stands against a new lease; None: nothing."""
+        ours = receipt.lease_id == claim.lease_id
+        if receipt.state == "outcome_unknown":
+            return ClaimAnswer(state="unknown", run_id=receipt.claim.run_id)
+        if receipt.state == "running" and ours:
+            return ClaimAnswer(state="granted", lease_id=claim.lease_id, dispatch=receipt.dispatch)
+        if receipt.state == "queued" and ours and not request.confirm and not self._over(receipt):
+            return ClaimAnswer(state="granted", lease_id=claim.lease_id)
+        if receipt.state in {"queued", "running"} and not ours and not self._over(receipt):
+            return ClaimAnswer(state="held", wait_ms=max(1, int(1000 * min(self._held_poll, receipt.expires - self._now()))))
+        if receipt.state == "running" and receipt.claim.effect == "non_idempotent":
+            receipt.state = "outcome_unknown"
+            return ClaimAnswer(state="unknown", run_id=receipt.claim.run_id)
+        if receipt.state in {"completed", "failed", "released"} and ours:
+            return ClaimAnswer(state="held", wait_ms=int(1000 * self._held_poll))
+        return None
+
+    def _grant(self, run: Run, receipt: Receipt | None, claim: Claim, request: ClaimReceipts, *, took_over: bool) -> ClaimAnswer:
+        former_charge = Decimal(0)
+        if receipt is not None and receipt.state == "queued":
+            former = self._run(receipt.claim.run_id)
+            refunded = former.charges.pop((claim.key, receipt.dispatch + 1), Decimal(0))
+            former_charge = refunded if former is run else Decimal(0)
+        if run.budget is not None and claim.cost and run.charged() + claim.cost > run.budget:
+            if former_charge and receipt is not None:
+                run.charges[claim.key, receipt.dispatch + 1] = former_charge
+            return ClaimAnswer(state="over_budget")
+        if receipt is None:
+            receipt = self.receipts[claim.key] = Receipt(claim)
+        receipt.claim, receipt.lease_id, receipt.shard, receipt.term = claim, claim.lease_id, request.shard, request.term
+        if claim.cost:
+            run.charges[claim.key, receipt.dispatch + 1] = claim.cost
+        receipt.state = "queued"
+        receipt.expires = self._now() + self._queued
+        if request.confirm:
+            self._to_running(receipt)
+        return ClaimAnswer(state="granted", lease_id=claim.lease_id, dispatch=receipt.dispatch if request.confirm else 0, took_over=took_over)
+
+    def _to_running(self, receipt: Receipt) -> None:
+        receipt.state = "running"
+        receipt.dispatch += 1
+        receipt.expires = self._now() + self._running
+
+    def _over(self, receipt: Receipt) -> bool:
+        """Whether the lease may be taken: expired, ended with its shard's term, or queued for a run that is halted."""
+        ended = receipt.shard is not None and receipt.term is not None and receipt.term <= self.shards[receipt.shard].ended_term
+        halted = receipt.state == "queued" and self._run(receipt.claim.run_id).state != "running"
+        return receipt.expires <= self._now() or ended or halted
+
+    # ---- what follows a claim ---------------------------------------------------------------------------------------------------------
+
+    def _confirm(self, lease: LeaseRef, request: Confirm) -> ConfirmAnswer:
+        receipt = self._held(lease)
+        if self._run(lease.run_id).state != "running":
+            return ConfirmAnswer(state="halted")
+        if request.shard is not None and request.term is not None and not self._term_holds(request.shard, request.term):
+            return ConfirmAnswer(state="refused")
+        if receipt is None:
+            return ConfirmAnswer(state="lost")
+        if receipt.state == "queued":
+            self._to_running(receipt)
+        return ConfirmAnswer(state="confirmed", dispatch=receipt.dispatch)
+
+    def _renew(self, lease: LeaseRef) -> bool:
+        receipt = self._held(lease)
+        if receipt is None:
+            return False
+        receipt.expires = self._now() + (self._queued if receipt.state == "queued" else self._running)
+        return True
+
+    def _held(self, lease: LeaseRef) -> Receipt | None:
+        receipt = self.receipts.get(lease.key)
+        return receipt if receipt is not None and receipt.lease_id == lease.lease_id and receipt.state in {"queued", "running"} else None
+
+    def _release(self, lease: LeaseRef) -> bool:
+        receipt = self._held(lease)
+        if receipt is None or lease.dispatch != (0 if receipt.state == "queued" else receipt.dispatch):
+            return False
+        charged = receipt.dispatch + 1 if receipt.state == "queued" else receipt.dispatch
+        self._run(receipt.claim.run_id).charges.pop((lease.key, charged), None)
+        receipt.state = "released"
+        return True
+
+    def _complete(self, completion: Completion) -> StoreAnswer:
+        receipt = self.receipts.get(completion.key)
+        if len(completion.output) > OUTPUT_LIMIT:
+            return StoreAnswer(state="rejected")
+        if receipt is None:
+            return StoreAnswer(state="superseded")
+        if receipt.output is not None and receipt.output_dispatch == completion.dispatch:
+            return StoreAnswer(state="stored", completed_at=receipt.output.completed_at)
+        ours = receipt.lease_id == completion.lease_id and receipt.dispatch == completion.dispatch
+        if not ours or receipt.state not in {"running", "outcome_unknown"}:
+            return StoreAnswer(state="superseded")
+        receipt.state = "completed"
+        receipt.output_dispatch = completion.dispatch
+        receipt.output = ClaimAnswer(
+            state="completed",
+            output=msgspec.Raw(bytes(completion.output)),
+            no_result=completion.no_result,
+            cost=completion.cost,
+            run_id=receipt.claim.run_id,
+            caller=receipt.claim.caller,
+            completed_at=self._now(),
+            dispatch=completion.dispatch,
+        )
+        self._run(receipt.claim.run_id).charges[completion.key, completion.dispatch] = completion.cost
+        return StoreAnswer(state="stored", completed_at=receipt.output.completed_at)
+
+    def _fail(self, failed: FailedCall) -> StoreAnswer:
+        receipt = self.receipts.get(failed.key)
+        ours = receipt is not None and receipt.lease_id == failed.lease_id and receipt.dispatch == failed.dispatch
+        if receipt is None or not ours:
+            return StoreAnswer(state="superseded")
+        if receipt.state in {"failed", "released"}:
+            return StoreAnswer(state="stored")
+        if receipt.state not in {"running", "outcome_unknown"}:
+            return StoreAnswer(state="superseded")
+        receipt.state = "outcome_unknown" if failed.outcome_unknown else "failed" if failed.final else "released"
+        if receipt.state == "failed":
+            self.failures[failed.key, failed.run_id] = (failed.failure, self._now())
+        if not failed.charged:
+            self._run(receipt.claim.run_id).charges.pop((failed.key, failed.dispatch), None)
+        return StoreAnswer(state="stored")
+
+    # ---- shards and runs --------------------------------------------------------------------------------------------------------------
+
+    def _term_holds(self, shard: int, term: int) -> bool:
+        found = self.shards.get(shard)
+        return found is not None and found.holder != "" and found.term == term
+
+    def _lease_shard(self, number: int, request: LeaseShard) -> ShardLease:
+        shard = self.shards.setdefault(number, Shard())
+        if request.release:
+            if shard.holder == request.holder:
+                shard.holder = ""
+            return ShardLease(shard=number, held=False, term=shard.term)
+        if shard.holder and shard.holder != request.holder and shard.expires > self._now():
+            return ShardLease(shard=number, held=False, term=shard.term, seconds=shard.expires - self._now())
+        if shard.holder != request.holder:
+            if shard.holder:
+                shard.ended_term = shard.term
+            shard.term += 1
+            shard.holder = request.holder
+        shard.expires = self._now() + self._shard
+        return ShardLease(shard=number, held=True, term=shard.term, seconds=self._shard)
+
+    def _halt(self, request: HaltRun) -> RunHalted:
+        run = self._run(request.run_id)
+        if run.state != "stopped":
+            run.state = {"stop": "stopped", "halt": "halted", "resume": "running"}[request.action]
+        if request.budget is not None:
+            run.budget = request.budget
+        return RunHalted(state=run.state)  # type: ignore[arg-type]  # one of the three
+
+
+def _serves(output: ClaimAnswer, claim: Claim) -> bool:
+    at = output.completed_at or 0.0
+    if at >= claim.started_at:
+        return True
+    return claim.reusable and not claim.force and (claim.fresh_for is None or at + claim.fresh_for >= claim.started_at)

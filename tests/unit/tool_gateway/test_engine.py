@@ -1,0 +1,439 @@
+"""Calls through the engine: each answered once, under one receipt, and what failures lead to."""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+from tests.unit.tool_gateway.conftest import FindIn, FindOut, Rig, answering, in_turn
+
+from rowmill import Batch, Bearer, HttpTool, Provider, secret
+from rowmill_contracts.receipts import ClaimReceipts, Complete, HaltRun, LeaseShard
+from rowmill_contracts.tools import CallOutcome
+from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse, NoResponse
+from rowmill_tool_gateway.settings import ToolGatewaySettings
+
+
+def find_tool(*, effect: str = "read", **options: Any) -> Any:
+    provider_options = {name: options.pop(name) for name in ("rate", "concurrency") if name in options}
+    provider = Provider("hunter", base_url="http://127.0.0.1:1", **provider_options)
+
+    @provider.post("/v2/find", effect=effect, cost=Decimal("0.01"), **options)  # type: ignore[arg-type]
+    class Find(HttpTool[FindIn, FindOut]):
+        extract = {"email": ["email"]}  # noqa: RUF012 - as authors write it
+
+    return Find
+
+
+def raw_of(outcome: CallOutcome) -> Any:
+    return msgspec.json.decode(outcome.result)["raw"]
+
+
+async def lost(_: HttpRequest) -> HttpResponse:
+    raise NoResponse("no_answer", "the connection was lost")
+
+
+async def test_a_call_is_claimed_sent_stored_and_answered(rig: Rig) -> None:
+    find = find_tool()
+    [outcome] = await rig.ask([rig.item(find, {"domain": "a.example"})])
+    assert (outcome.outcome, outcome.execution, outcome.cost) == ("completed", "live", Decimal("0.01"))
+    assert msgspec.json.decode(outcome.result) == {"raw": {"email": "a@example"}, "meta": {"http_status": 200}}
+    [request] = rig.port.requests
+    assert (request.method, request.url, request.body) == ("POST", "http://127.0.0.1:1/v2/find", b'{"domain":"a.example"}')
+    assert [receipt.state for receipt in rig.store.receipts.values()] == ["completed"]
+
+
+async def test_a_stored_output_answers_without_a_request(rig: Rig) -> None:
+    find = find_tool()
+    await rig.ask([rig.item(find, {"domain": "a.example"}, row="leads/1")])
+    [cached] = await rig.ask([rig.item(find, {"domain": "a.example"}, row="leads/9")], run="run-2")
+    assert (cached.outcome, cached.execution, cached.cost) == ("completed", "cache", Decimal(0))
+    assert len(rig.port.requests) == 1
+
+
+async def test_who_paid_is_live_again_when_asked_again(rig: Rig) -> None:
+    find = find_tool()
+    started = rig.clock.now()
+    await rig.ask([rig.item(find, {"domain": "a.example"})], started_at=started)
+    [again] = await rig.ask([rig.item(find, {"domain": "a.example"})], started_at=started)
+    assert (again.execution, again.cost) == ("live", Decimal("0.01"))
+    assert len(rig.port.requests) == 1
+
+
+async def test_equal_calls_share_one_request(rig: Rig) -> None:
+    find = find_tool()
+    items = [rig.item(find, {"domain": "a.example"}, row=f"leads/{n}") for n in range(5)]
+    outcomes = await rig.ask(items)
+    assert [outcome.execution for outcome in outcomes] == ["live", *["in_flight"] * 4]
+    assert len(rig.port.requests) == 1
+
+
+async def test_a_repeated_page_joins_the_one_in_hand(rig: Rig) -> None:
+    find = find_tool()
+    flowing = asyncio.Event()
+
+    async def held(request: HttpRequest) -> HttpResponse:
+        await flowing.wait()
+        return await answering({"email": "a@example"})(request)
+
+    rig.port.script = held
+    first = rig.item(find, {"domain": "a.example"})
+    rig.hand_in([first])
+    while not rig.port.requests:
+        await asyncio.sleep(0)
+    second = msgspec.structs.replace(first, call_id="again")
+    rig.hand_in([second])
+    flowing.set()
+    outcomes = [await rig.bus.outcome(first.call_id), await rig.bus.outcome("again")]
+    assert [outcome.execution for outcome in outcomes] == ["live", "live"]
+    assert len(rig.port.requests) == 1
+
+
+async def test_null_extractors_are_no_result(rig: Rig) -> None:
+    rig.port.script = answering({"email": None})
+    [outcome] = await rig.ask([rig.item(find_tool(), {"domain": "a.example"})])
+    assert outcome.outcome == "no_result"
+
+
+async def test_a_listed_status_is_no_result_whatever_its_body(rig: Rig) -> None:
+    rig.port.script = answering(["nothing here"], status=404)
+    [outcome] = await rig.ask([rig.item(find_tool(no_result=[404]), {"domain": "a.example"})])
+    assert outcome.outcome == "no_result"
+    assert msgspec.json.decode(outcome.result) == {"raw": ["nothing here"], "data": None, "meta": {"http_status": 404}}
+
+
+async def test_batches_carry_many_calls_in_order(rig: Rig) -> None:
+    find = find_tool(batch=Batch(50, path="/v2/bulk", items="items", results="data.results"))
+    rig.port.script = answering(lambda body: {"data": {"results": [{"email": f"x@{item['domain']}"} for item in body["items"]]}})
+    items = [rig.item(find, {"domain": f"d{n}.example"}, row=f"leads/{n}") for n in range(120)]
+    outcomes = await rig.ask(items)
+    assert [raw_of(outcome)["email"] for outcome in outcomes] == [f"x@d{n}.example" for n in range(120)]
+    assert [len(msgspec.json.decode(request.body or b"")["items"]) for request in rig.port.requests] == [50, 50, 20]
+    assert {request.url for request in rig.port.requests} == {"http://127.0.0.1:1/v2/bulk"}
+
+
+async def test_a_batch_with_another_number_of_results_fails_all_its_calls(rig: Rig) -> None:
+    find = find_tool(batch=Batch(50, path="/v2/bulk", items="items", results="results"))
+    rig.port.script = answering({"results": [{"email": "x"}]})
+    outcomes = await rig.ask([rig.item(find, {"domain": f"d{n}.example"}) for n in range(3)])
+    assert {(outcome.outcome, outcome.failure.code if outcome.failure else "") for outcome in outcomes} == {("failed", "result_count")}
+
+
+async def test_an_idempotent_batch_carries_a_key_per_item_also_when_repeated(rig: Rig) -> None:
+    find = find_tool(effect="idempotent", batch=Batch(50, path="/v2/bulk", items="items", results="results", item_key="key"))
+    fine = answering(lambda body: {"results": [{"email": item["domain"]} for item in body["items"]]})
+    rig.port.script = in_turn(answering({}, status=500), fine)
+    outcomes = await rig.ask([rig.item(find, {"domain": f"d{n}.example"}) for n in range(3)])
+    assert [outcome.outcome for outcome in outcomes] == ["completed"] * 3
+    keys = [{item["domain"]: item["key"] for item in msgspec.json.decode(request.body or b"")["items"]} for request in rig.port.requests]
+    assert keys[0] == keys[1]
+    assert len(set(keys[0].values())) == 3
+
+
+async def test_results_are_matched_by_id_where_they_carry_one(rig: Rig) -> None:
+    find = find_tool(batch=Batch(50, path="/v2/bulk", items="items", results="results", id_field="domain"))
+    rig.port.script = answering(
+        lambda body: {"results": [{"domain": item["domain"], "email": item["domain"]} for item in reversed(body["items"][1:])]}
+    )
+    outcomes = await rig.ask([rig.item(find, {"domain": f"d{n}.example"}) for n in range(3)])
+    assert [outcome.outcome for outcome in outcomes] == ["failed", "completed", "completed"]
+    assert [raw_of(outcome)["email"] for outcome in outcomes[1:]] == ["d1.example", "d2.example"]
+
+
+async def test_a_5xx_is_retried_under_the_same_idempotency_key(rig: Rig) -> None:
+    rig.port.script = in_turn(answering({}, status=500), answering({}, status=503), answering({"email": "a"}))
+    [outcome] = await rig.ask([rig.item(find_tool(), {"domain": "a.example"})])
+    assert outcome.outcome == "completed"
+    assert len({request.headers["Idempotency-Key"] for request in rig.port.requests}) == 1
+    assert len(rig.port.requests) == 3
+
+
+async def test_a_call_fails_after_five_attempts_and_stays_failed_for_its_run_alone(rig: Rig) -> None:
+    find = find_tool()
+    rig.port.script = answering({}, status=500)
+    started = rig.clock.now()
+    [first] = await rig.ask([rig.item(find, {"domain": "a.example"})], started_at=started)
+    assert first.outcome == "failed"
+    assert first.failure is not None
+    assert (first.failure.code, first.failure.status) == ("http_500", 500)
+    assert len(rig.port.requests) == 5
+    [again] = await rig.ask([rig.item(find, {"domain": "a.example"})], started_at=started)
+    assert again.outcome == "failed"
+    assert len(rig.port.requests) == 5
+    rig.port.script = answering({"email": "a"})
+    [other] = await rig.ask([rig.item(find, {"domain": "a.example"})], run="run-2")
+    assert other.outcome == "completed"
+
+
+@pytest.mark.parametrize(
+    ("effect", "outcome", "requests"), [("read", "completed", 2), ("idempotent", "completed", 2), ("non_idempotent", "unknown", 1)]
+)
+async def test_a_lost_answer_is_repeated_only_where_the_effect_allows(rig: Rig, effect: str, outcome: str, requests: int) -> None:
+    find = find_tool(effect=effect)
+    rig.port.script = in_turn(lost, answering({"email": "a"}))
+    started = rig.clock.now()
+    [ended] = await rig.ask([rig.item(find, {"domain": "a.example"})], started_at=started)
+    assert ended.outcome == outcome
+    assert len(rig.port.requests) == requests
+    if outcome == "unknown":
+        [other] = await rig.ask([rig.item(find, {"domain": "a.example"})], run="run-2")
+        assert other.outcome == "unknown"
+        assert len(rig.port.requests) == requests
+
+
+async def test_a_non_idempotent_call_is_confirmed_right_before_it_is_sent_on_a_new_connection(rig: Rig) -> None:
+    [outcome] = await rig.ask([rig.item(find_tool(effect="non_idempotent"), {"domain": "a.example"})])
+    assert outcome.outcome == "completed"
+    assert rig.port.requests[0].fresh
+    kinds = [type(request).__name__ for request in rig.bus.asked if not isinstance(request, LeaseShard)]
+    assert kinds == ["ClaimReceipts", "Confirm", "Complete"]
+
+
+async def test_a_429_defers_until_the_provider_said_and_gives_the_receipt_back_uncharged(rig: Rig) -> None:
+    find = find_tool()
+    rig.port.script = answering({}, status=429, Retry_After="7")
+    [outcome] = await rig.ask([rig.item(find, {"domain": "a.example"})])
+    assert outcome.outcome == "deferred"
+    assert 7000 <= outcome.wait_ms < 8000
+    [receipt] = rig.store.receipts.values()
+    assert receipt.state == "released"
+    assert rig.store.runs["run-1"].charged() == 0
+    [other] = await rig.ask([rig.item(find, {"domain": "b.example"})])
+    assert other.outcome == "deferred"
+    assert len(rig.port.requests) == 1
+
+
+async def test_a_closed_lane_still_answers_what_is_stored(rig: Rig) -> None:
+    find = find_tool()
+    await rig.ask([rig.item(find, {"domain": "a.example"})])
+    rig.port.script = answering({}, status=429, Retry_After="60")
+    await rig.ask([rig.item(find, {"domain": "b.example"})])
+    [cached] = await rig.ask([rig.item(find, {"domain": "a.example"}, row="leads/7")], run="run-2")
+    assert (cached.outcome, cached.execution) == ("completed", "cache")
+
+
+async def test_a_wait_beyond_what_the_tool_allows_fails_at_once(rig: Rig) -> None:
+    rig.port.script = answering({}, status=429, Retry_After="7200")
+    [outcome] = await rig.ask([rig.item(find_tool(), {"domain": "a.example"}, asked=rig.clock.now())])
+    assert outcome.outcome == "failed"
+    assert outcome.failure is not None
+    assert (outcome.failure.code, outcome.failure.category) == ("provider_unavailable", "unavailable")
+
+
+async def test_a_402_halts_and_keeps_no_failure(rig: Rig) -> None:
+    rig.port.script = answering({"error": "pay"}, status=402)
+    [outcome] = await rig.ask([rig.item(find_tool(), {"domain": "a.example"})])
+    assert (outcome.outcome, outcome.reason) == ("halted", "payment")
+    assert not rig.store.failures
+
+
+async def test_a_halted_run_spends_nothing_and_its_follower_of_another_run_takes_over(rig: Rig) -> None:
+    find = find_tool()
+    rig.store.answer(HaltRun(run_id="run-1", action="stop"))
+    halted, follower = rig.item(find, {"domain": "a.example"}), rig.item(find, {"domain": "a.example"})
+    rig.hand_in([halted], run="run-1")
+    rig.hand_in([follower], run="run-2")
+    assert (await rig.bus.outcome(halted.call_id)).outcome == "halted"
+    taken = await rig.bus.outcome(follower.call_id)
+    assert (taken.outcome, taken.execution) == ("completed", "live")
+    assert len(rig.port.requests) == 1
+
+
+async def test_a_spent_budget_halts(rig: Rig) -> None:
+    rig.store.answer(HaltRun(run_id="run-1", action="resume", budget=Decimal("0.02")))
+    find = find_tool()
+    outcomes = await rig.ask([rig.item(find, {"domain": f"d{n}.example"}) for n in range(3)])
+    assert sorted((outcome.outcome, outcome.reason) for outcome in outcomes) == [("completed", ""), ("completed", ""), ("halted", "budget")]
+
+
+async def test_an_unknown_tool_fails_and_names_the_known_ones(rig: Rig) -> None:
+    item = rig.item(find_tool(), {"domain": "a.example"})
+    [outcome] = await rig.ask([msgspec.structs.replace(item, tool="hunter.nothing")])
+    assert outcome.failure is not None
+    assert outcome.failure.code == "unknown_tool"
+    assert "hunter.find" in outcome.failure.message
+
+
+async def test_connections_that_never_open_close_the_lane_and_the_calls_wait(rig: Rig) -> None:
+    async def refused(_: HttpRequest) -> HttpResponse:
+        raise NoResponse("never_opened", "connection refused")
+
+    rig.port.script = refused
+    [outcome] = await rig.ask([rig.item(find_tool(effect="non_idempotent"), {"domain": "a.example"})])
+    assert outcome.outcome == "deferred"
+    assert len(rig.port.requests) == 5
+    assert rig.store.runs["run-1"].charged() == 0
+
+
+async def test_forced_calls_go_again_once_per_run(rig: Rig) -> None:
+    find = find_tool()
+    await rig.ask([rig.item(find, {"domain": "a.example"})])
+    started = rig.clock.now()
+    [forced] = await rig.ask([rig.item(find, {"domain": "a.example"})], run="run-2", force="tools", started_at=started)
+    [again] = await rig.ask([rig.item(find, {"domain": "a.example"})], run="run-2", force="tools", started_at=started)
+    assert (forced.execution, again.execution) == ("live", "live")
+    assert len(rig.port.requests) == 2
+    assert len({request.headers["Idempotency-Key"] for request in rig.port.requests}) == 2
+
+
+async def test_concurrency_is_never_exceeded(rig: Rig) -> None:
+    open_now = highest = 0
+
+    async def counted(request: HttpRequest) -> HttpResponse:
+        nonlocal open_now, highest
+        open_now += 1
+        highest = max(highest, open_now)
+        await asyncio.sleep(0)
+        open_now -= 1
+        return await answering({"email": "a"})(request)
+
+    rig.port.script = counted
+    find = find_tool(concurrency=3)
+    outcomes = await rig.ask([rig.item(find, {"domain": f"d{n}.example"}) for n in range(40)])
+    assert {outcome.outcome for outcome in outcomes} == {"completed"}
+    assert highest == 3
+
+
+async def test_calls_beyond_the_rate_are_deferred_one_appointment_after_the_other(rig: Rig) -> None:
+    find = find_tool(rate="10/s")
+    outcomes = await rig.ask([rig.item(find, {"domain": f"d{n}.example"}) for n in range(12)])
+    waits = [outcome.wait_ms for outcome in outcomes if outcome.outcome == "deferred"]
+    assert 8 <= len(waits) <= 11
+    assert len(set(waits)) == len(waits)
+
+
+async def test_without_the_shards_lease_nothing_is_sent_and_calls_are_deferred(settings: ToolGatewaySettings) -> None:
+    rig = Rig(settings)
+    find = find_tool()
+    rig.store.answer(LeaseShard(holder="another", shards=list(range(16))))
+    for shard in rig.store.shards.values():
+        shard.expires += 3600
+    [outcome] = await rig.ask([rig.item(find, {"domain": "a.example"})])
+    assert outcome.outcome == "deferred"
+    assert not rig.port.requests
+    rig.store.answer(LeaseShard(holder="another", shards=list(range(16)), release=True))
+    [later] = await rig.ask([rig.item(find, {"domain": "a.example"})])
+    assert later.outcome == "completed"
+    await rig.stop()
+
+
+async def test_a_refused_term_stops_spending_until_the_shard_is_leased_anew(rig: Rig) -> None:
+    find = find_tool()
+    await rig.ask([rig.item(find, {"domain": "a.example"})])
+    for shard in rig.store.shards.values():
+        shard.term += 1
+    [outcome] = await rig.ask([rig.item(find, {"domain": "b.example"})])
+    assert outcome.outcome == "completed"
+
+
+async def test_a_result_that_cannot_be_stored_stops_all_dispatch_until_it_can(rig: Rig) -> None:
+    find = find_tool()
+    rig.bus.silent = {Complete}
+    first = rig.item(find, {"domain": "a.example"})
+    rig.hand_in([first])
+    while not any(isinstance(request, Complete) for request in rig.bus.asked):
+        await asyncio.sleep(0)
+    [blocked] = await rig.ask([rig.item(find, {"domain": "b.example"})])
+    assert blocked.outcome == "deferred"
+    assert len(rig.port.requests) == 1
+    assert rig.engine.dispatcher.prevented == 1
+    rig.bus.silent = set()
+    assert (await rig.bus.outcome(first.call_id)).outcome == "completed"
+    [later] = await rig.ask([rig.item(find, {"domain": "b.example"})])
+    assert later.outcome == "completed"
+
+
+async def test_an_unanswered_claim_defers_and_the_same_lease_is_found_again(rig: Rig) -> None:
+    find = find_tool()
+    rig.bus.silent = {ClaimReceipts}
+    [outcome] = await rig.ask([rig.item(find, {"domain": "a.example"})])
+    assert outcome.outcome == "deferred"
+    rig.bus.silent = set()
+    [later] = await rig.ask([rig.item(find, {"domain": "a.example"})])
+    assert later.outcome == "completed"
+    assert len(rig.port.requests) == 1
+
+
+async def test_another_holders_call_is_waited_for_and_its_result_shared(settings: ToolGatewaySettings, rig: Rig) -> None:
+    find = find_tool()
+    other = Rig(settings, store=rig.store)
+    flowing = asyncio.Event()
+
+    async def held(request: HttpRequest) -> HttpResponse:
+        await flowing.wait()
+        return await answering({"email": "a"})(request)
+
+    rig.port.script = held
+    first = rig.item(find, {"domain": "a.example"})
+    rig.hand_in([first])
+    while not rig.port.requests:
+        await asyncio.sleep(0)
+    [receipt] = rig.store.receipts.values()
+    receipt.shard = None  # as if the other gateway had another shard: the term is not what is looked at here
+    for shard in rig.store.shards.values():
+        shard.holder = ""
+    second = other.item(find, {"domain": "a.example"})
+    other.hand_in([second], run="run-2")
+    while not other.bus.claims:
+        await asyncio.sleep(0)
+    flowing.set()
+    assert (await rig.bus.outcome(first.call_id)).execution == "live"
+    shared = await other.bus.outcome(second.call_id)
+    assert (shared.outcome, shared.execution) == ("completed", "cache")
+    assert not other.port.requests
+    await other.stop()
+
+
+async def test_a_credential_that_is_refused_is_resolved_anew_once() -> None:
+    environ = {"KEY": "old-secret-value"}
+    rig = Rig(ToolGatewaySettings(time_scale=0.05), environ=environ)
+    provider = Provider("hunter", base_url="http://127.0.0.1:1", auth=Bearer(secret("KEY")))
+
+    @provider.post("/find", effect="read")
+    class Find(HttpTool[FindIn, FindOut]): ...
+
+    async def picky(request: HttpRequest) -> HttpResponse:
+        if request.headers["Authorization"] == "Bearer old-secret-value":
+            environ["KEY"] = "new-secret-value"
+            return HttpResponse(401, b'{"error": "old-secret-value is no more"}')
+        if request.headers["Authorization"] == "Bearer new-secret-value":
+            return HttpResponse(200, b'{"email": "new-secret-value@example"}')
+        raise AssertionError
+
+    rig.port.script = picky
+    [outcome] = await rig.ask([rig.item(Find, {"domain": "a.example"})])
+    assert (outcome.outcome, raw_of(outcome)) == ("completed", {"email": "***@example"})
+    rig.port.script = answering({"error": "new-secret-value is refused too"}, status=403)
+    [refused] = await rig.ask([rig.item(Find, {"domain": "b.example"})])
+    assert refused.outcome == "failed"
+    assert refused.failure is not None
+    assert (refused.failure.code, refused.failure.category) == ("http_403", "auth")
+    assert "secret-value" not in refused.failure.message
+    await rig.stop()
+
+
+async def test_stopping_gives_unsent_claims_back_and_defers_their_calls(settings: ToolGatewaySettings) -> None:
+    rig = Rig(settings)
+    flowing = asyncio.Event()
+
+    async def held(request: HttpRequest) -> HttpResponse:
+        await flowing.wait()
+        return await answering({"email": "a"})(request)
+
+    rig.port.script = held
+    find = find_tool(concurrency=1)
+    items = [rig.item(find, {"domain": f"d{n}.example"}) for n in range(3)]
+    rig.hand_in(items)
+    while not rig.port.requests:
+        await asyncio.sleep(0)
+    stopping = asyncio.ensure_future(rig.stop())
+    deferred = [await rig.bus.outcome(item.call_id) for item in items[1:]]
+    assert [outcome.outcome for outcome in deferred] == ["deferred", "deferred"]
+    flowing.set()
+    await stopping
+    assert (await rig.bus.outcome(items[0].call_id)).outcome == "completed"
+    assert not {receipt.state for receipt in rig.store.receipts.values()} & {"queued", "running"}
+    assert not [shard for shard in rig.store.shards.values() if shard.holder]
