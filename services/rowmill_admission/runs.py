@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import msgspec
@@ -39,7 +39,7 @@ class Run:
     created: float
     finished: float | None = None
     waiting_for: str | None = None
-    output: msgspec.Raw = NULL
+    output: msgspec.Raw = field(default_factory=lambda: NULL)
     error: Problem | None = None
     stop_reason: str | None = None
     halt_reason: str | None = None
