@@ -12,9 +12,11 @@ from rowmill_row_executor.admission_port import BusAdmission
 from rowmill_row_executor.bodies import BodyDriver
 from rowmill_row_executor.calls import BusCallDesk
 from rowmill_row_executor.code import PlayCode, ProjectCode
+from rowmill_row_executor.engine import Captures, Engine
 from rowmill_row_executor.foreign_code import ForeignCode
-from rowmill_row_executor.handlers import AdvanceHandler, Captures, ControlHandler, Engine, KeysHandler, RowsHandler
-from rowmill_row_executor.leases import RenewingLeases
+from rowmill_row_executor.handlers import AdvanceHandler, ControlHandler, KeysHandler, RowsHandler
+from rowmill_row_executor.leases import LeaseThread, admission_of
+from rowmill_row_executor.loop_watch import LoopWatch
 from rowmill_row_executor.row_runner import RowRunner
 from rowmill_row_executor.settings import RowExecutorSettings
 from rowmill_row_executor.settling import BusSettler
@@ -33,6 +35,8 @@ class App:
         self._bus = Bus(self._settings, service=self.name)
         self._threads = ThreadPoolExecutor(self._settings.blocking_threads, thread_name_prefix="resolver")
         self._desk = BusCallDesk(self._bus, self._settings, self._clock)
+        self._leases = LeaseThread(lambda: admission_of(self._settings), self._clock)
+        self._watch = LoopWatch(self._clock, limit=self._settings.hold_warning)
         self._runner: RowRunner | None = None
 
     async def start(self) -> None:
@@ -50,13 +54,15 @@ class App:
         self._runner = RowRunner(engine.settler, clock, rows_at_once=settings.rows_at_once, loop_slice=settings.loop_slice)
         foreign = ForeignCode(engine.code, bus, clock, patience=settings.foreign_code_patience)
         captures = Captures(engine, settings)
-        driver = BodyDriver(engine, RenewingLeases(engine.admission, clock), drop_patience=settings.body_drop_patience)
+        driver = BodyDriver(engine, self._leases, drop_patience=settings.body_drop_patience)
         await bus.start()
+        self._leases.start()
+        self._watch.start()
         self._desk.start()
         self._runner.start()
         await bus.consume(f"control.{bus.process_id}", ControlHandler(self._runner), broadcast=(CONTROL, ""))
         await bus.consume(EXECUTOR_KEYS, KeysHandler(captures, foreign, bus), prefetch=settings.keys_prefetch)
-        await bus.consume(EXECUTOR_ROWS, RowsHandler(engine, captures, self._runner, foreign), prefetch=settings.rows_prefetch)
+        await bus.consume(EXECUTOR_ROWS, RowsHandler(engine, captures, self._runner, foreign, self._watch.know), prefetch=settings.rows_prefetch)
         await bus.consume(EXECUTOR_ADVANCE, AdvanceHandler(engine, driver, foreign), prefetch=settings.bodies_prefetch)
 
     async def stop(self) -> None:
@@ -65,6 +71,8 @@ class App:
         if self._runner is not None:
             await self._runner.stop()
         await self._desk.stop()
+        await self._watch.stop()
+        await self._leases.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property

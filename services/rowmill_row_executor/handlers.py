@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import structlog
 
+from rowmill.datasets import DatasetProgram
 from rowmill.encoding.canonical import row_key_of
 from rowmill.errors import CodeChanged, DefinitionError, InputInvalid, NonDeterministicPlay, RowmillError, UnknownName
 from rowmill.handles import Handle
 from rowmill.paged_handle import PagedHandle
 from rowmill.runtime.bus import Bus
-from rowmill.runtime.clock import Clock, new_id
+from rowmill.runtime.clock import new_id
 from rowmill.runtime.deliveries import Delivery, Rejected
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.events import Control
@@ -24,65 +23,19 @@ from rowmill_contracts.rows import RowTasks, SettledRow
 from rowmill_contracts.runs import AdvanceRun, KeyPage, PageKeys, ReleaseRun, RunRecord
 from rowmill_contracts.topology import EXECUTOR_ADVANCE, EXECUTOR_KEYS, EXECUTOR_ROWS
 from rowmill_row_executor.bodies import BodyDriver, Lease
-from rowmill_row_executor.capture import Captured, CaptureFailed, Programs, capture
-from rowmill_row_executor.code import PlayCode
+from rowmill_row_executor.capture import Captured, CaptureFailed
+from rowmill_row_executor.engine import Captures, Engine, RunStopped
 from rowmill_row_executor.failures import RowFailure, problem_of
 from rowmill_row_executor.foreign_code import ForeignCode
-from rowmill_row_executor.ports import Admission, Asker, CallDesk, DatasetOfRun, RowSource, Settler
+from rowmill_row_executor.ports import Asker, DatasetOfRun
 from rowmill_row_executor.row_context import RunBudget
 from rowmill_row_executor.row_runner import Lane, RowRunner
 from rowmill_row_executor.row_work import RowWork
-from rowmill_row_executor.settings import RowExecutorSettings
 from rowmill_row_executor.settling import PageTicket
 
 log = structlog.get_logger()
 
 _decode_row = msgspec.json.Decoder(dict[str, Any]).decode
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """What bodies and rows work with, wired by the app."""
-
-    admission: Admission
-    desk: CallDesk
-    sheets: RowSource
-    settler: Settler
-    clock: Clock
-    code: PlayCode
-    threads: Executor
-
-
-class Captures:
-    """Programs of datasets, captured when they are first wanted."""
-
-    def __init__(self, engine: Engine, settings: RowExecutorSettings) -> None:
-        self._engine = engine
-        self._settings = settings
-        self._programs = Programs(settings.programs_kept)
-
-    async def of(self, run_id: str, dataset: str) -> Captured:
-        """Raises what `capture` raises, and `Rejected` for a run that nobody knows."""
-        return await self._programs.get(run_id, dataset, lambda: self._capture(run_id, dataset))
-
-    async def _capture(self, run_id: str, dataset: str) -> Captured:
-        run = await self.record_of(run_id)
-        play = self._engine.code.play(run.play)
-        return await capture(
-            self._engine,
-            play,
-            run,
-            dataset,
-            self._engine.code.digest(run.play),
-            timeout=self._settings.capture_timeout,
-            drop_patience=self._settings.body_drop_patience,
-        )
-
-    async def record_of(self, run_id: str) -> RunRecord:
-        taken = await self._engine.admission.take(run_id, read_only=True)
-        if taken.run is None:
-            raise Rejected(f"no run {run_id!r}")
-        return taken.run
 
 
 class AdvanceHandler:
@@ -140,11 +93,14 @@ class AdvanceHandler:
 class RowsHandler:
     """`RowTasks`: run the rows; over when each of them is settled or parked, confirmed."""
 
-    def __init__(self, engine: Engine, captures: Captures, runner: RowRunner, foreign: ForeignCode) -> None:
+    def __init__(
+        self, engine: Engine, captures: Captures, runner: RowRunner, foreign: ForeignCode, on_program: Callable[[DatasetProgram], None]
+    ) -> None:
         self._engine = engine
         self._captures = captures
         self._runner = runner
         self._foreign = foreign
+        self._on_program = on_program
         self._in_work: dict[str, asyncio.Future[bool]] = {}
 
     async def __call__(self, delivery: Delivery) -> None:
@@ -168,12 +124,16 @@ class RowsHandler:
         of = DatasetOfRun(message.run_id, message.number, message.org, message.play, message.dataset)
         if not self._foreign.is_ours(message.play, message.code_digest):
             if not await self._foreign.pass_on(delivery, EXECUTOR_ROWS):
-                await self._fail_all(of, message, code_changed(message.play))
+                await self._settle_all(of, message, "failed", code_changed(message.play))
             return
         try:
             captured = await self._captures.of(message.run_id, message.dataset)
+        except RunStopped:
+            self._runner.stop_run(message.run_id)
+            await self._settle_all(of, message, "cancelled")
+            return
         except (NonDeterministicPlay, CaptureFailed, InputInvalid, DefinitionError) as error:
-            await self._fail_all(of, message, error)
+            await self._settle_all(of, message, "failed", error)
             return
         lane = self._runner.lane(of) or self._lane(of, message, captured)
         ticket = PageTicket(len(message.rows))
@@ -185,6 +145,7 @@ class RowsHandler:
 
     def _lane(self, of: DatasetOfRun, message: RowTasks, captured: Captured) -> Lane:
         program, options = captured.program, captured.options
+        self._on_program(program)
         work = RowWork(
             program,
             Asker(message.run_id, message.org, message.play, message.started_at, message.force),
@@ -199,11 +160,14 @@ class RowsHandler:
     def _handle(self, run_id: str, dataset: str) -> Handle:
         return PagedHandle(run_id, dataset, self._engine.sheets)
 
-    async def _fail_all(self, of: DatasetOfRun, message: RowTasks, error: RowmillError) -> None:
+    async def _settle_all(
+        self, of: DatasetOfRun, message: RowTasks, status: Literal["failed", "cancelled"], error: RowmillError | None = None
+    ) -> None:
+        """Settle every row of a page without running it."""
         ticket = PageTicket(len(message.rows))
         for row in message.rows:
-            problem = problem_of(error, row=row.index)
-            settled = SettledRow(key=row.key, index=row.index, page=row.page, attempt=row.attempt, status="failed", input=row.data, error=problem)
+            problem = None if error is None else problem_of(error, row=row.index)
+            settled = SettledRow(key=row.key, index=row.index, page=row.page, attempt=row.attempt, status=status, input=row.data, error=problem)
             self._engine.settler.settle(of, settled, ticket)
         await ticket.wait()
 
@@ -230,7 +194,7 @@ class KeysHandler:
             keys = keys_of(captured.program.key_spec, message)
         except RowFailure as failure:
             await self._bus.reply(delivery, PageKeys(error=problem_of(failure.error, row=failure.row, code="key_failed")))
-        except (NonDeterministicPlay, CaptureFailed, InputInvalid, DefinitionError) as error:
+        except (NonDeterministicPlay, CaptureFailed, InputInvalid, DefinitionError, RunStopped) as error:
             await self._bus.reply(delivery, PageKeys(error=problem_of(error)))
         else:
             await self._bus.reply(delivery, PageKeys(keys=keys))

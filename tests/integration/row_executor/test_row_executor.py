@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import msgspec
 import pytest
 from pydantic import BaseModel
+from structlog.testing import capture_logs
 
 from rowmill import Context, HttpTool, Provider, play
 from rowmill.runtime.clock import new_id
@@ -214,3 +216,39 @@ async def test_rows_of_a_stopped_run_are_cancelled(neighbours: Any, executor: An
     await neighbours.send_rows(run_id, "numbers", [{"n": 4}])
     await neighbours.until(lambda: neighbours.rows(run_id, "numbers"))
     assert neighbours.rows(run_id, "numbers")[0].status == "cancelled"
+
+
+async def test_a_lost_connection_in_the_middle_of_a_page_loses_and_doubles_nothing(neighbours: Any, executor: Any) -> None:
+    run_id = new_id("run-")
+    neighbours.know(run_id, emails())
+    await opened(neighbours, run_id, "people")
+    neighbours.answer = lambda item: None
+    await neighbours.send_rows(run_id, "people", [{"domain": f"d{i}"} for i in range(200)])
+    await neighbours.until(lambda: len(neighbours.asked) == 200)
+    await executor._bus._session.connection.close()
+    neighbours.answer = found
+    await neighbours.until(lambda: len(neighbours.rows(run_id, "people")) == 200)
+    await neighbours.until(lambda: executor.ready)
+    assert sum(len(message.rows) for message in neighbours.settled_messages) == 200
+
+
+async def test_a_resolver_that_holds_the_loop_is_named_in_the_log(neighbours: Any, new_executor: Any) -> None:
+    def slow(row: Any) -> int:
+        end = time.monotonic() + 0.6
+        while time.monotonic() < end:
+            pass
+        return 1
+
+    @play("holds")
+    async def holds(ctx: Context) -> None:
+        await ctx.dataset("held", [{"n": 1}]).with_column("slow", slow).run()
+
+    run_id = new_id("run-")
+    neighbours.know(run_id, holds)
+    with capture_logs() as logs:
+        await new_executor(hold_warning=0.2)
+        await opened(neighbours, run_id, "held")
+        await neighbours.send_rows(run_id, "held", [{"n": 4}])
+        await neighbours.until(lambda: neighbours.rows(run_id, "held"))
+    told = [line for line in logs if line["event"] == "resolver_holds_loop"]
+    assert [line["resolver"] for line in told] == ["column 'slow' of dataset 'held'"]

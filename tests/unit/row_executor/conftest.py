@@ -20,7 +20,7 @@ from rowmill_contracts.runs import DatasetOpened, ReleaseRun, RunOptions, RunRec
 from rowmill_contracts.tools import CallItem, CallOutcome
 from rowmill_row_executor.bodies import BodyDriver, Lease
 from rowmill_row_executor.capture import Captured, capture
-from rowmill_row_executor.handlers import Engine
+from rowmill_row_executor.engine import Engine
 from rowmill_row_executor.in_memory import MemoryAdmission, MemoryDesk, MemorySettler, MemorySheets
 from rowmill_row_executor.ports import Asker, DatasetOfRun
 from rowmill_row_executor.row_runner import Lane, RowRunner
@@ -176,6 +176,11 @@ def fresh_registry() -> Iterator[registry.Registry]:
     """Plays and tools of this test only."""
     with registry.isolated() as known:
         yield known
+
+
+@pytest.fixture
+def frozen_clock() -> FrozenClock:
+    return FrozenClock()
 
 
 @pytest.fixture
