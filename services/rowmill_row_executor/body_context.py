@@ -22,6 +22,7 @@ from rowmill.rows import Rows
 from rowmill.runtime.clock import Clock
 from rowmill.tool_results import ToolResult
 from rowmill_contracts.counts import Counts, Problem
+from rowmill_contracts.envelope import NULL
 from rowmill_contracts.runs import ColumnInfo, DatasetOpened, OpenDataset, RunOptions
 from rowmill_contracts.tools import CallOutcome
 from rowmill_row_executor.body_calls import BodyCalls
@@ -68,7 +69,7 @@ class _PageRead(msgspec.Struct, omit_defaults=True):
     """A page of rows that a body read, as it is on record: the rows, or (where they are many bytes) their digest."""
 
     digest: str
-    rows: msgspec.Raw = msgspec.Raw(b"null")
+    rows: msgspec.Raw = NULL
 
 
 class BodyTools(Tools):
@@ -259,7 +260,7 @@ class BodyContext(Context):
         """Rows of a handle, as stored; the same ones in every replay."""
         met = await self.calls.meet("read", f"{run_id}/{dataset}", f"{page_number}*{size}")
         recorded = None if met.recorded is None else msgspec.json.decode(met.recorded.result, type=_PageRead)
-        if recorded is not None and recorded.rows != b"null":
+        if recorded is not None and recorded.rows != NULL:
             rows: list[dict[str, Any]] = msgspec.json.decode(recorded.rows)
             return rows
         with self.calls.under_way():
@@ -268,7 +269,7 @@ class BodyContext(Context):
         text = msgspec.json.encode(rows)
         digest = hashlib.sha256(text).hexdigest()
         if recorded is None:
-            kept = msgspec.Raw(text) if len(text) <= _RECORDED_PAGE_BYTES else msgspec.Raw(b"null")
+            kept = msgspec.Raw(text) if len(text) <= _RECORDED_PAGE_BYTES else NULL
             self.calls.keep(met, msgspec.Raw(msgspec.json.encode(_PageRead(digest, kept))))
         elif recorded.digest != digest:
             raise self.calls.changed(f"rows {page_number * size} onwards of dataset {dataset!r} are not those that the body read before")
