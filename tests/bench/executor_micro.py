@@ -1,6 +1,6 @@
 """What one row costs the executor: two pure columns, without a broker. Prints microseconds per row; asserts nothing.
 
-python tests/bench/executor_micro.py [--rows 200000] [--profile]
+python tests/bench/executor_micro.py [--rows 40000] [--profile [--calls]]
 """
 
 from __future__ import annotations
@@ -10,32 +10,33 @@ import asyncio
 import cProfile
 import pstats
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
 
 import msgspec
 from pydantic import BaseModel
 
+from rowmill import HttpTool, Provider, RowContext
 from rowmill.datasets import DatasetBuilder, DatasetProgram
 from rowmill.handles import Handle
 from rowmill.paged_handle import PagedHandle
 from rowmill.runtime.clock import SystemClock
 from rowmill_contracts.envelope import Message, decode, encode
 from rowmill_contracts.rows import RowTask, RowTasks
-from rowmill_row_executor.in_memory import MemoryDesk, MemorySettler, MemorySheets
+from rowmill_contracts.tools import CallOutcome, ToolCalls, ToolResults
+from rowmill_row_executor.calls import BusCallDesk
+from rowmill_row_executor.in_memory import MemorySettler, MemorySheets
 from rowmill_row_executor.ports import Asker, DatasetOfRun
 from rowmill_row_executor.row_runner import Lane, RowRunner
 from rowmill_row_executor.row_work import RowWork
+from rowmill_row_executor.settings import RowExecutorSettings
 from rowmill_row_executor.settling import BusSettler, PageTicket
 
 
 class Lead(BaseModel):
     domain: str
     name: str
-
-
-class NoDriver:
-    async def run_dataset(self, program: DatasetProgram) -> Handle:
-        raise AssertionError(program)
 
 
 class EncodingBus:
@@ -47,6 +48,56 @@ class EncodingBus:
     async def publish(self, message: Message, key: str) -> None:
         del key
         self.bytes += len(encode(message))
+
+
+class FindIn(BaseModel):
+    domain: str
+
+
+class FindOut(BaseModel):
+    email: str | None = None
+
+
+class AnsweringBus(EncodingBus):
+    """Answers calls as a gateway would, on the next turn of the loop; what the executor encodes and decodes for it is done."""
+
+    reply_to = "here"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answered: Callable[[Any], None] | None = None
+
+    async def publish(self, message: Message, key: str, *, reply_to: str | None = None) -> None:
+        await super().publish(message, key)
+        if isinstance(message, ToolCalls):
+            raw = msgspec.Raw(b'{"raw":{"email":"someone@example.com"},"meta":{},"job_id":null}')
+            results = [CallOutcome(call_id=call.call_id, outcome="completed", result=raw, receipt="abc") for call in message.calls]
+            body = encode(ToolResults(results=results))
+            asyncio.get_running_loop().call_soon(lambda: self._answered and self._answered(decode("ToolResults.v1", body)))
+
+    def on_reply(self, message: type[Any], callback: Callable[[Any], None]) -> None:
+        self._answered = callback
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        del callback
+
+
+class NoDriver:
+    async def run_dataset(self, program: DatasetProgram) -> Handle:
+        raise AssertionError(program)
+
+
+def calling_program() -> DatasetProgram:
+    hunter = Provider("hunter", base_url="http://127.0.0.1:1")
+
+    @hunter.post("/find", effect="read")
+    class Find(HttpTool[FindIn, FindOut]):
+        extract: ClassVar[dict[str, list[str]]] = {"email": ["email"]}
+
+    async def email(row: Lead, ctx: RowContext) -> Any:
+        return (await ctx.call(Find, FindIn(domain=row.domain))).get("email")
+
+    return DatasetBuilder("bench", [], NoDriver(), row=Lead).with_column("email", email).program(key="domain")
 
 
 def program_of(*, model: bool, asynchronous: bool) -> DatasetProgram:
@@ -79,9 +130,10 @@ async def work(program: DatasetProgram, pages: list[bytes]) -> float:
     settler = MemorySettler()
     sheets = MemorySheets(settler)
     clock = SystemClock()
-    runner = RowRunner(BusSettler(EncodingBus(), page_gather=0.005), clock, rows_at_once=10_000, loop_slice=0.005)
+    bus = AnsweringBus()
+    runner = RowRunner(BusSettler(bus, page_gather=0.005), clock, rows_at_once=10_000, loop_slice=0.005)
     with ThreadPoolExecutor(1) as threads:
-        desk = MemoryDesk(lambda *_: (_ for _ in ()).throw(AssertionError))
+        desk = BusCallDesk(bus, RowExecutorSettings(), clock)
         row_work = RowWork(
             program,
             Asker("run", "default", "bench", 0),
@@ -94,8 +146,8 @@ async def work(program: DatasetProgram, pages: list[bytes]) -> float:
         lane = Lane(of, row_work, None)
         runner.start()
         started = time.perf_counter()
-        for start in range(0, len(pages), 50):
-            await asyncio.gather(*(handle(runner, lane, body) for body in pages[start : start + 50]))
+        for start in range(0, len(pages), 10):
+            await asyncio.gather(*(handle(runner, lane, body) for body in pages[start : start + 10]))
         spent = time.perf_counter() - started
         await runner.stop()
     return spent
@@ -113,19 +165,21 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rows", type=int, default=40_000)
     arguments.add_argument("--profile", action="store_true")
+    arguments.add_argument("--calls", action="store_true", help="profile the rows that call")
     given = arguments.parse_args()
     pages = [page(number) for number in range(given.rows // 200)]
-    for name, options in {
-        "dict rows": {"model": False, "asynchronous": False},
-        "model rows": {"model": True, "asynchronous": False},
-        "model rows, one async column": {"model": True, "asynchronous": True},
+    calling = calling_program()
+    for name, program in {
+        "dict rows, two columns": program_of(model=False, asynchronous=False),
+        "model rows, two columns": program_of(model=True, asynchronous=False),
+        "model rows, one column async": program_of(model=True, asynchronous=True),
+        "model rows, one call": calling,
     }.items():
-        program = program_of(**options)
         spent = min(asyncio.run(work(program, pages)) for _ in range(3))
         print(f"{name:32} {spent / given.rows * 1e6:6.1f} µs per row")  # noqa: T201 - what it is for
     if given.profile:
         profiler = cProfile.Profile()
-        profiler.runcall(asyncio.run, work(program_of(model=True, asynchronous=False), pages))
+        profiler.runcall(asyncio.run, work(calling if given.calls else program_of(model=True, asynchronous=False), pages))
         pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 
 
