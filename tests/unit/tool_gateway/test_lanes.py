@@ -1,0 +1,170 @@
+"""Pacing, lanes, groups and turns, on a clock that is a number."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from rowmill.durations import Rate
+from rowmill_tool_gateway.fairness import RunQueue
+from rowmill_tool_gateway.groups import Group
+from rowmill_tool_gateway.lanes import Lane, ProbePolicy
+from rowmill_tool_gateway.pacing import Pace
+
+
+def lane(*, concurrency: int = 10, rate: str | None = None) -> Lane:
+    pace = None if rate is None else Pace(Rate.parse(rate))
+    return Lane("acme", "hunter", 0, concurrency=concurrency, pace=pace, probes=ProbePolicy(after=5, first=1.0, limit=30.0))
+
+
+def sends(pace: Pace, until: float, lateness: random.Random) -> list[float]:
+    """Send as often as the pace allows, each time a little late, as timers are."""
+    now, times = 0.0, []
+    while now < until:
+        now = max(now, pace.ready_at()) + lateness.random() * 0.004
+        pace.take(now)
+        times.append(now)
+    return times
+
+
+def test_a_rate_is_never_exceeded_in_any_window_and_used_to_the_full() -> None:
+    for rate, seed in ((Rate(200, 1.0), 1), (Rate(10, 1.0), 2), (Rate(60, 60.0), 3)):
+        times = sends(Pace(rate), 10 * rate.window_seconds, random.Random(seed))
+        for first, after in zip(times, times[rate.requests :], strict=False):
+            assert after - first >= rate.window_seconds
+        assert len(times) >= 0.98 * 10 * rate.requests
+
+
+def test_there_is_no_burst_unless_it_is_declared() -> None:
+    even, bursting = Pace(Rate(10, 1.0)), Pace(Rate(10, 1.0), burst=5)
+    for pace, at_once in ((even, 1), (bursting, 5)):
+        taken = 0
+        while pace.ready_at() <= 100.0:
+            pace.take(100.0)
+            taken += 1
+        assert taken == at_once
+
+
+def test_a_lane_sends_within_its_concurrency() -> None:
+    narrow = lane(concurrency=2)
+    assert narrow.may_send(0.0)
+    narrow.opened(0.0)
+    narrow.opened(0.0)
+    assert not narrow.may_send(0.0)
+    narrow.finished(0.1)
+    assert narrow.may_send(0.0)
+
+
+def test_a_closed_lane_claims_and_sends_nothing_until_it_opens() -> None:
+    closed = lane()
+    closed.close(10.0)
+    closed.close(5.0)
+    assert not closed.may_send(9.9)
+    assert closed.claim_room(9.9, 0.1) == 0
+    assert closed.may_send(10.0)
+
+
+def test_after_five_misses_one_probe_at_a_time_with_growing_waits() -> None:
+    unreachable = lane()
+    for _ in range(4):
+        unreachable.missed(0.0, 1.0)
+    assert unreachable.may_send(0.0)
+    unreachable.missed(0.0, 1.0)
+    assert unreachable.closed_until == 1.0
+    unreachable.missed(1.0, 1.0)
+    assert unreachable.closed_until == 3.0
+    assert unreachable.slots == 1
+    unreachable.reached()
+    assert unreachable.slots == 10
+
+
+def test_claims_keep_just_ahead_of_what_can_be_sent() -> None:
+    busy = lane(concurrency=10)
+    assert busy.claim_room(0.0, 0.05) == 20
+    busy.claimed = 15
+    assert busy.claim_room(0.0, 0.05) == 5
+    paced = lane(rate="10/s")
+    assert 1.0 <= paced.claim_room(0.0, 0.1) <= 2.0
+
+
+def test_appointments_follow_one_another_at_the_lanes_rate() -> None:
+    paced = lane(rate="10/s")
+    waits = [paced.appoint(0.0, 1.0, 1.0) for _ in range(3)]
+    assert [round(wait, 6) for wait in waits] == [1.1, 1.2, 1.3]
+
+
+def test_the_expected_wait_is_the_closing_and_the_queue_before() -> None:
+    paced = lane(rate="10/s")
+    paced.close(3.0)
+    assert paced.expected_wait(0.0, 20) == 5.0
+
+
+def test_runs_take_turns_and_within_a_run_the_oldest_call_goes_first() -> None:
+    queue: RunQueue[str] = RunQueue()
+    for number in range(4):
+        queue.add("big", 10.0 + number, f"big-{number}")
+    queue.add("small", 20.0, "small-0")
+    queue.add("big", 1.0, "big-parked")
+    assert [queue.take() for _ in range(6)] == ["big-parked", "small-0", "big-0", "big-1", "big-2", "big-3"]
+    assert queue.take() is None
+    assert (queue.length, queue.runs) == (0, 0)
+
+
+def test_what_was_withdrawn_is_passed_over_and_not_counted() -> None:
+    queue: RunQueue[str] = RunQueue()
+    first, _ = queue.add("a", 1.0, "a-0"), queue.add("a", 2.0, "a-1")
+    only = queue.add("b", 1.0, "b-0")
+    assert queue.withdraw(first)
+    assert not queue.withdraw(first)
+    queue.withdraw(only)
+    assert (queue.length, queue.runs, queue.waiting("a"), queue.waiting("b")) == (1, 1, 1, 0)
+    assert [queue.take(), queue.take()] == ["a-1", None]
+
+
+def test_a_small_run_gets_half_the_turns_beside_a_big_one() -> None:
+    queue: RunQueue[str] = RunQueue()
+    for number in range(1000):
+        queue.add("big", number, "big")
+    for number in range(10):
+        queue.add("small", 5000 + number, "small")
+    assert Counter(queue.take() for _ in range(20)) == {"big": 10, "small": 10}
+
+
+def batches(size: int = 3, pace: Pace | None = None) -> Group[str]:
+    return Group(size=size, gather=0.005, pace=pace)
+
+
+def test_a_full_batch_goes_at_once_and_a_partial_one_when_nothing_more_is_coming() -> None:
+    group = batches()
+    assert group.due_at(0.0) is None
+    group.coming = 2
+    group.add(1.0, "a")
+    assert group.due_at(1.0) == 1.005
+    group.add(1.004, "b")
+    assert group.due_at(1.004) == 1.005  # counted from the first, never extended
+    group.coming = 0
+    assert group.due_at(1.004) == 1.004
+    group.coming = 5
+    group.add(1.004, "c")
+    group.add(1.004, "d")
+    assert group.due_at(1.004) == 1.004
+    assert group.take(1.004) == ["a", "b", "c"]
+    assert group.ready == 1
+
+
+def test_a_tools_own_rate_holds_its_group_back() -> None:
+    group = batches(size=1, pace=Pace(Rate(1, 10.0)))
+    for name in ("a", "b"):
+        group.add(0.0, name)
+    group.take(0.0)
+    due = group.due_at(0.1)
+    assert due is not None
+    assert due > 9.0
+
+
+def test_a_call_can_be_taken_out_before_it_is_sent() -> None:
+    group = batches()
+    for name in ("a", "b"):
+        group.add(0.0, name)
+    group.remove("a")
+    assert group.take(0.0) == ["b"]
