@@ -238,7 +238,7 @@ class Neighbours:
     async def _keys(self, delivery: Delivery) -> None:
         request = delivery.message
         assert isinstance(request, KeyPage)
-        await self.bus.reply(delivery, PageKeys(keys=[f"{msgspec.json.decode(row)['id'] % 7:064x}" for row in request.rows]))
+        await self.bus.reply(delivery, PageKeys(keys=[str(msgspec.json.decode(row)["id"] % 7) * 64 for row in request.rows]))
 
     async def _ask(self, delivery: Delivery) -> None:
         match delivery.message:

@@ -1,0 +1,133 @@
+"""Rows that wait: parked, published again when due, cancelled with their run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, rows, settled
+
+from rowmill_contracts.rows import RowTasks, SettledRow
+from rowmill_contracts.runs import ParkedRow, RowsParked, RunStop
+from rowmill_contracts.topology import ADMISSION_PARKED, RUNS_STOP
+
+pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("admission")]
+
+
+def parked(tasks: RowTasks, wait_ms: int | None, *, halted: bool = False) -> RowsParked:
+    waiting = [
+        ParkedRow(key=row.key, index=row.index, page=row.page, attempt=row.attempt, waits=row.waits + 1, wait_ms=wait_ms, asked=1000.0 + row.index)
+        for row in tasks.rows
+    ]
+    return RowsParked(run_id=tasks.run_id, dataset=tasks.dataset, reason="budget" if halted else "rate_limited", rows=waiting, halted=halted)
+
+
+def parking_first(neighbours: Neighbours, wait_ms: int | None, *, times: int = 1, halted: bool = False) -> Callable[[RowTasks], list[SettledRow]]:
+    """Rows park that have waited fewer than ``times`` times, then complete."""
+    background: set[asyncio.Task[None]] = set()
+
+    def work(tasks: RowTasks) -> list[SettledRow]:
+        fresh = [row for row in tasks.rows if row.waits < times]
+        if fresh:
+            background.add(asyncio.ensure_future(neighbours.bus.publish(parked(_of(tasks, fresh), wait_ms, halted=halted), ADMISSION_PARKED)))
+        return [settled(row, "completed") for row in tasks.rows if row.waits >= times]
+
+    return work
+
+
+def _of(tasks: RowTasks, some: list) -> RowTasks:  # type: ignore[type-arg]
+    return RowTasks(
+        run_id=tasks.run_id,
+        number=tasks.number,
+        org=tasks.org,
+        play=tasks.play,
+        dataset=tasks.dataset,
+        started_at=tasks.started_at,
+        code_digest=tasks.code_digest,
+        rows=some,
+    )
+
+
+async def test_a_parked_row_comes_back_when_it_is_due(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = parking_first(neighbours, 30, times=2)
+    await neighbours.start(run_id, rows=rows(300))
+    await neighbours.until(lambda: neighbours.ended(run_id))
+    assert neighbours.states(run_id)[-1] == "completed"
+    sent = neighbours.sent(run_id)
+    assert {(row.index, row.waits) for row in sent} == {(index, waits) for index in range(300) for waits in range(3)}
+    assert {row.attempt for row in sent} == {1}
+    back = next(row for row in sent if row.waits == 2)
+    assert back.asked == 1000.0 + back.index
+    assert back.data == rows(1, back.index)[0]
+
+
+async def test_an_older_wait_is_ignored(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = lambda tasks: []
+    await neighbours.start(run_id, rows=rows(1))
+    await neighbours.until(lambda: neighbours.sent(run_id))
+    [tasks] = [tasks for tasks in neighbours.tasks if tasks.run_id == run_id]
+    for _ in range(3):  # the same message, delivered again and again
+        await neighbours.bus.publish(parked(tasks, 1), ADMISSION_PARKED)
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) > 1)
+    back = neighbours.tasks[-1]
+    await neighbours.bus.publish(parked(back, 1), ADMISSION_PARKED)
+    await neighbours.until(lambda: neighbours.sent(run_id)[-1].waits == 2)
+    await neighbours.bus.publish(parked(tasks, 1), ADMISSION_PARKED)
+    await neighbours.start(marker := new_run_id(), rows=[])
+    await neighbours.until(lambda: neighbours.ended(marker))
+    assert [row.waits for row in neighbours.sent(run_id)] == [0, 1, 2]
+
+
+async def test_parked_rows_stay_in_their_runs_window(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.dataset = {"concurrency": 10}
+    neighbours.work = parking_first(neighbours, 100)
+    await neighbours.start(run_id, rows=rows(25))
+    await neighbours.until(lambda: neighbours.ended(run_id))
+    order = [row.waits for row in neighbours.sent(run_id)]
+    assert order[:10] == [0] * 10
+    assert 1 in order[10:21]
+    assert len(order) == 50
+
+
+async def test_waiting_rows_of_a_stopped_run_are_settled_as_cancelled(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = parking_first(neighbours, 3_600_000)
+    await neighbours.start(run_id, rows=rows(250))
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 250)
+    await neighbours.bus.publish(RunStop(run_id=run_id), RUNS_STOP)
+    await neighbours.until(lambda: neighbours.ended(run_id))
+    run = await neighbours.get(run_id)
+    assert run is not None
+    assert (run.state, run.counts.cancelled) == ("cancelled", 250)
+
+
+async def test_rows_that_park_after_the_stop_are_cancelled_too(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = lambda tasks: []
+    await neighbours.start(run_id, rows=rows(10))
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 10)
+    await neighbours.bus.publish(RunStop(run_id=run_id), RUNS_STOP)
+    await neighbours.until(lambda: [halt for halt in neighbours.halts if halt.run_id == run_id])
+    await neighbours.bus.publish(parked(neighbours.tasks[-1], 3_600_000), ADMISSION_PARKED)
+    await neighbours.until(lambda: neighbours.ended(run_id))
+    assert neighbours.states(run_id)[-1] == "cancelled"
+
+
+async def test_a_halted_run_waits_and_can_be_stopped(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = parking_first(neighbours, None, halted=True)
+    await neighbours.start(run_id, rows=rows(20))
+    await neighbours.until(lambda: any(getattr(event, "waiting_for", None) == "budget" for event in neighbours.events if event.run_id == run_id))
+    run = await neighbours.get(run_id)
+    assert run is not None
+    assert (run.state, run.waiting_for) == ("waiting", "budget")
+    assert len(neighbours.sent(run_id)) == 20
+    await neighbours.bus.publish(RunStop(run_id=run_id), RUNS_STOP)
+    await neighbours.until(lambda: neighbours.ended(run_id))
+    run = await neighbours.get(run_id)
+    assert run is not None
+    assert (run.state, run.counts.cancelled) == ("cancelled", 20)
