@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from rowmill.errors import MalformedMessage
-from rowmill_contracts.envelope import EMPTY_OBJECT, PAGE_BYTES
+from rowmill_contracts.envelope import PAGE_BYTES
 from rowmill_contracts.rows import LookedRow, LookupRows
 from rowmill_sheet_writer.marks import DUPLICATE, MARKS, REUSED, SENT, SKIPPED
 from rowmill_sheet_writer.pages import KEY_BYTES, PageId, PageRecord, page_keys
@@ -20,6 +20,8 @@ from rowmill_sheet_writer.reuse import Reuse, StoredRow, known_cells
 
 KNOWN_BYTES: Final = 8 * PAGE_BYTES
 """Stored cells in one answer at most, so that it stays under the largest message. Rows beyond it are sent without theirs and computed anew."""
+
+_WITHOUT_CELLS: Final = {letter: LookedRow(mark=mark) for letter, mark in MARKS.items()}
 
 _decode_names = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -100,7 +102,7 @@ def decide(lookup: Lookup, stored: Mapping[bytes, StoredRow]) -> Decision:
 
 def _decide_completed(decision: Decision, reuse: Reuse, lookup: Lookup, position: int, key: bytes, known: StoredRow) -> str:
     text = lookup.texts[position]
-    whole = reuse.whole(reuse.reusable(known, text))
+    whole = reuse.reuses_row(known, text)
     if not whole and lookup.request.force != "failed":
         return SENT
     if text != known.input:
@@ -126,15 +128,15 @@ def answer_rows(lookup: Lookup, record: PageRecord, stored: Mapping[bytes, Store
     room = KNOWN_BYTES
     answer = []
     for position, letter in enumerate(record.letters):
-        known = EMPTY_OBJECT
+        looked = _WITHOUT_CELLS[letter]
         if letter == SENT:
             row = stored.get(record.key_at(position))
             if row is not None:
                 known = known_cells(row, lookup.request.columns, reuse.reusable(row, lookup.texts[position]))
                 room -= len(memoryview(known))
-                if room < 0:
-                    known = EMPTY_OBJECT
-        answer.append(LookedRow(mark=MARKS[letter], known=known))
+                if room >= 0:
+                    looked = LookedRow(mark="sent", known=known)
+        answer.append(looked)
     return answer
 
 

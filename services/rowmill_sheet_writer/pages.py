@@ -81,12 +81,13 @@ class PageRecord:
         if not 0 <= position < len(self.letters) or self.key_at(position) != key:
             return "unknown"
         before = self.letters[position]
-        if before in {DUPLICATE, SKIPPED}:
-            return "unknown"
         after = letter_of(row)
         ended = end_at(self.letters, self.ends, position)
-        if not replaces(Standing(0, row.attempt, rank_of(after)), Standing(0, ended.attempt, rank_of(before))):
-            return "repeated" if before == after and row.attempt == ended.attempt else "superseded"
+        if before != SENT:
+            if before in {DUPLICATE, SKIPPED}:
+                return "unknown"
+            if not replaces(Standing(0, row.attempt, rank_of(after)), Standing(0, ended.attempt, rank_of(before))):
+                return "repeated" if before == after and row.attempt == ended.attempt else "superseded"
         end = End(row.attempt, row.calls, row.cost)
         tally.move(before, after)
         tally.pay(ended, end)

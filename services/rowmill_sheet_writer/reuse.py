@@ -9,7 +9,6 @@ otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
@@ -23,7 +22,7 @@ REUSABLE_STATUSES: Final = frozenset({"completed", "cached", "skipped"})
 FORCES_ALL_CELLS: Final = frozenset({"all", "tools", "steps"})
 
 
-class CellFacts(msgspec.Struct):
+class CellFacts(msgspec.Struct, gc=False):
     """What of a cell's meta decides its reuse. Times: seconds since the epoch."""
 
     status: str = ""
@@ -32,8 +31,7 @@ class CellFacts(msgspec.Struct):
     stale_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRow:
+class StoredRow(msgspec.Struct, frozen=True, gc=False):
     """A sheet's row as it stands, with its JSON texts; None where nothing of the kind was ever written."""
 
     number: int
@@ -49,7 +47,7 @@ class StoredRow:
         return self.status == "completed"
 
 
-class KnownCell(msgspec.Struct, frozen=True):
+class KnownCell(msgspec.Struct, frozen=True, gc=False):
     """A stored cell as it goes with a row that is sent."""
 
     value: msgspec.Raw
@@ -70,9 +68,9 @@ class Reuse:
     def __init__(self, columns: Sequence[ColumnInfo], *, started_at: float, force: Force | None) -> None:
         self._started_at = started_at
         self._nothing = force in FORCES_ALL_CELLS
-        self._any_columns = bool(columns)
-        self._columns = [column for column in columns if column.persisted and not column.recompute]
-        self._persisted = frozenset(column.name for column in columns if column.persisted)
+        persisted = [column for column in columns if column.persisted]
+        self._columns = [column for column in persisted if not column.recompute]
+        self._never_whole = len(self._columns) < len(persisted) or (bool(columns) and not persisted)
         # A column sees the outputs of the columns before it in place of input columns of the same name.
         self._outputs_before: dict[str, frozenset[str]] = {}
         self._unrecorded_before: dict[str, frozenset[str]] = {}
@@ -87,31 +85,44 @@ class Reuse:
 
     def reusable(self, stored: StoredRow, new_input: str) -> frozenset[str]:
         """The columns whose stored cells may be reused for a row with this input."""
-        if self._nothing or stored.meta is None or stored.input is None or not self._columns:
+        read = self._read(stored, new_input)
+        if read is None:
             return _NONE
+        facts, changed = read
+        return frozenset(column.name for column in self._columns if self._is_reusable(column, facts.get(column.name), changed))
+
+    def reuses_row(self, stored: StoredRow, new_input: str) -> bool:
+        """Whether every cell that the sheet keeps may be reused (where it keeps none of the columns, the row is worked anew)."""
+        read = self._read(stored, new_input)
+        if read is None or self._never_whole:
+            return False
+        facts, changed = read
+        return all(self._is_reusable(column, facts.get(column.name), changed) for column in self._columns)
+
+    def _read(self, stored: StoredRow, new_input: str) -> tuple[dict[str, CellFacts], frozenset[str]] | None:
+        """What decides about the row's cells, and which of its input columns changed; None if nothing of it may be reused."""
+        if self._nothing or stored.meta is None or stored.input is None:
+            return None
         try:
-            facts = _decode_facts(stored.meta)
-            changed = _NONE if new_input == stored.input else changed_columns(stored.input, new_input)
+            return _decode_facts(stored.meta), _NONE if new_input == stored.input else changed_columns(stored.input, new_input)
         except msgspec.DecodeError:
-            return _NONE  # written by something that this version does not understand
-        return frozenset(
-            column.name
-            for column in self._columns
-            if (cell := facts.get(column.name)) is not None
+            return None  # written by something that this version does not understand
+
+    def _is_reusable(self, column: ColumnInfo, cell: CellFacts | None, changed: frozenset[str]) -> bool:
+        return (
+            cell is not None
             and cell.version == column.version
             and cell.status in REUSABLE_STATUSES
             and (cell.stale_at is None or cell.stale_at > self._started_at)
             and self._reads_unchanged(column.name, cell, changed)
         )
 
-    def whole(self, reusable: frozenset[str]) -> bool:
-        """Whether these are all columns that the sheet keeps (where it keeps none of the columns, the row is worked anew)."""
-        return reusable == self._persisted and not self._nothing and (bool(reusable) or not self._any_columns)
-
     def _reads_unchanged(self, column: str, cell: CellFacts, changed: frozenset[str]) -> bool:
         unrecorded = self._unrecorded_before[column]
+        if not changed and not unrecorded:
+            return True
         if cell.reads == "*":
-            return not changed and not unrecorded
+            return False
         if unrecorded and not unrecorded.isdisjoint(cell.reads):
             return False  # nobody knows what a column that is not persisted came to
         if not changed:

@@ -12,8 +12,8 @@ class SheetWriterSettings(ServiceSettings):
     settle_prefetch: int = 16
     """Settled pages in hand, each of at most 1 MiB: what is buffered stays under 16 MiB (SPEC 2.10)."""
     sheets_ask_prefetch: int = 50
-    merge_rows: int = 2_000
-    """Rows of waiting messages that one transaction takes at most (SPEC 2.10)."""
+    merge_rows: int = 1_000
+    """Rows of waiting messages that one transaction takes at most: half of SPEC 2.10's batch, so that two overlap."""
     merge_bytes: int = 8 * 1024 * 1024
     merges_at_once: int = 2
     """Transactions of one kind at once: while the database works on one, the next is prepared."""

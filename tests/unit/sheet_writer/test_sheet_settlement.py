@@ -60,8 +60,10 @@ def total(*settlements: Settlement) -> Tally:
         whole.admit(letters)
     for settlement in settlements:
         tally = settlement.tallies.get(DATASET, Tally())
-        for name in ("completed", "failed", "cancelled", "reused", "duplicates", "calls", "cost"):
-            setattr(whole, name, getattr(whole, name) + getattr(tally, name))
+        for letter, rows in tally.by_letter.items():
+            whole.by_letter[letter] += rows
+        whole.calls += tally.calls
+        whole.cost += tally.cost
     return whole
 
 
