@@ -1,0 +1,211 @@
+"""The HTTP port against servers that behave and misbehave on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from rowmill_tool_gateway.http_port import AiohttpPort, HttpPort, HttpRequest, HttpResponse, NoResponse
+
+LIMIT = 100_000
+ZIPPED = gzip.compress(b"abcde", mtime=0)
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter, bytes], Awaitable[None]]
+
+
+class Server:
+    """Reads one request after the other and lets ``talk`` answer; a connection is closed when ``talk`` closes it."""
+
+    def __init__(self) -> None:
+        self.talk: Talk = saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.url = ""
+        self._server: asyncio.Server | None = None
+        self._talking: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._talking:
+            task.cancel()
+        await asyncio.gather(*self._talking, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._talking.add(task)
+        self.connections += 1
+        try:
+            while not writer.is_closing():
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next((int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0)
+                self.requests.append(head + await reader.readexactly(length))
+                await self.talk(reader, writer, self.requests[-1])
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+            self._talking.discard(task)
+
+
+def saying(*parts: bytes, close: bool = False, abort: bool = False) -> Talk:
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter, __: bytes) -> None:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        if abort:
+            writer.transport.abort()
+        if close:
+            writer.close()
+
+    return talk
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    running = Server()
+    await running.start()
+    yield running
+    await running.stop()
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[HttpPort]:
+    made = AiohttpPort(connect_timeout=5.0, body_stall=0.2, body_limit=LIMIT)
+    yield made
+    await made.close()
+
+
+async def send(
+    port: HttpPort, url: str, *, method: str = "POST", body: bytes | None = b"{}", timeout: float = 5.0, fresh: bool = False
+) -> HttpResponse:
+    return await port.send(HttpRequest("hunter", method, url, {"X-Key": "k"}, body, timeout, fresh))
+
+
+async def test_what_is_sent_and_what_comes_back(port: HttpPort, server: Server) -> None:
+    server.talk = saying(b"HTTP/1.1 201 Created\r\nContent-Length: 7\r\nRetry-After: 3\r\n\r\n", b'{"a":1}')
+    response = await send(port, f"{server.url}/v1/find%2Fx?a=b+c", body=b'{"domain":"a"}')
+    assert (response.status, response.body, response.headers.get("retry-after")) == (201, b'{"a":1}', "3")
+    head, _, body = server.requests[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v1/find%2Fx?a=b+c HTTP/1.1\r\n")
+    assert b"X-Key: k" in head
+    assert body == b'{"domain":"a"}'
+
+
+async def test_connections_are_kept_but_for_requests_that_want_a_fresh_one(port: HttpPort, server: Server) -> None:
+    for _ in range(3):
+        await send(port, server.url)
+    assert server.connections == 1
+    for _ in range(2):
+        await send(port, server.url, fresh=True)
+    assert server.connections == 3
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", b"2\r\nde\r\n0\r\n\r\n"),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", b"cde"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(gzip.compress(b"abcde", mtime=0)),
+            gzip.compress(b"abcde", mtime=0),
+        ),
+    ],
+)
+async def test_bodies_come_in_many_forms(port: HttpPort, server: Server, parts: tuple[bytes, ...]) -> None:
+    server.talk = saying(*parts)
+    assert (await send(port, server.url)).body == b"abcde"
+    assert (await send(port, server.url)).body == b"abcde"
+
+
+async def test_a_body_may_end_with_the_connection(port: HttpPort, server: Server) -> None:
+    server.talk = saying(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nab", b"cde", close=True)
+    assert (await send(port, server.url)).body == b"abcde"
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_answers_without_a_body(port: HttpPort, server: Server, status: int) -> None:
+    server.talk = saying(b"HTTP/1.1 %d X\r\n\r\n" % status)
+    assert (await send(port, server.url)).body == b""
+    assert (await send(port, server.url)).status == status
+
+
+async def test_redirects_are_not_followed(port: HttpPort, server: Server) -> None:
+    server.talk = saying(b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n")
+    assert (await send(port, server.url)).status == 302
+    assert len(server.requests) == 1
+
+
+async def test_nobody_listens(port: HttpPort) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(NoResponse) as caught:
+            await send(port, f"http://127.0.0.1:{taken.getsockname()[1]}")
+    assert caught.value.kind == "never_opened"
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+async def test_a_kept_connection_that_is_lost_is_no_answer_and_nothing_is_sent_twice(port: HttpPort, server: Server, method: str) -> None:
+    await send(port, server.url)
+    server.talk = saying(abort=True)
+    with pytest.raises(NoResponse) as caught:
+        await send(port, server.url, method=method, body=None if method == "GET" else b"{}")
+    assert caught.value.kind == "no_answer"
+    assert len(server.requests) == 2
+
+
+async def test_an_answer_that_does_not_come_in_time(port: HttpPort, server: Server) -> None:
+    server.talk = saying()
+    with pytest.raises(NoResponse) as caught:
+        await send(port, server.url, timeout=0.1)
+    assert caught.value.kind == "no_answer"
+
+
+@pytest.mark.parametrize(
+    ("talk", "kind"),
+    [
+        (saying(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", close=True), "bad_answer"),
+        (saying(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"), "bad_answer"),
+        (saying(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"), "bad_answer"),
+        (saying(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"), "bad_answer"),
+        (saying(b"SSH-2.0-server\r\n\r\n"), "bad_answer"),
+        (saying(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (LIMIT + 1)), "too_large"),
+        (saying(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *[b"4000\r\n" + b"x" * 0x4000 + b"\r\n"] * 7), "too_large"),
+    ],
+    ids=["cut short", "stalled", "bad chunk", "bad gzip", "no http", "announced too large", "too large"],
+)
+async def test_answers_that_cannot_be_used(port: HttpPort, server: Server, talk: Talk, kind: str) -> None:
+    server.talk = talk
+    with pytest.raises(NoResponse) as caught:
+        await send(port, server.url)
+    assert caught.value.kind == kind
+    server.talk = saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+    assert (await send(port, server.url)).body == b"{}"
+
+
+@pytest.mark.parametrize("size", [LIMIT - 1, LIMIT])
+async def test_bodies_up_to_the_limit_are_read(port: HttpPort, server: Server, size: int) -> None:
+    server.talk = saying(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size, b"x" * size)
+    assert len((await send(port, server.url)).body) == size
+
+
+async def test_a_cancelled_request_leaves_no_connection_that_answers_another(port: HttpPort, server: Server) -> None:
+    server.talk = saying()
+    task = asyncio.ensure_future(send(port, server.url))
+    while not server.requests:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    server.talk = saying(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n2")
+    assert (await send(port, server.url)).body == b"2"
+    assert server.connections == 2
