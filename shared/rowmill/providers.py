@@ -6,7 +6,7 @@ import ipaddress
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Protocol, TypeVar, Unpack, overload
 from urllib.parse import urlsplit
 
 from rowmill import registry
@@ -20,7 +20,17 @@ from rowmill.tools import Batch, FunctionTool, HttpTool, In, Out, ToolCall
 ToolClass = TypeVar("ToolClass", bound=type[HttpTool[Any, Any]])
 
 BatchFunction = Callable[[list[In], ToolCall], Awaitable[Sequence[Out | ToolError]] | Sequence[Out | ToolError]]
-SingleFunction = Callable[[In, ToolCall], Awaitable[Out | ToolError] | Out | ToolError]
+
+
+class SingleDecorator(Protocol):
+    """Makes a function of one input a tool, whether it is sync or async."""
+
+    @overload
+    def __call__(self, function: Callable[[In, ToolCall], Awaitable[Out | ToolError]]) -> FunctionTool[In, Out]: ...
+
+    @overload
+    def __call__(self, function: Callable[[In, ToolCall], Out | ToolError]) -> FunctionTool[In, Out]: ...
+
 
 DEFAULT_TIMEOUT = 900.0
 """Seconds from dispatch."""
@@ -180,9 +190,7 @@ class Provider:
     ) -> Callable[[BatchFunction[In, Out]], FunctionTool[In, Out]]: ...
 
     @overload
-    def tool(
-        self, name: str, *, batch: None = None, blocking: bool = False, **options: Unpack[FunctionToolOptions]
-    ) -> Callable[[SingleFunction[In, Out]], FunctionTool[In, Out]]: ...
+    def tool(self, name: str, *, batch: None = None, blocking: bool = False, **options: Unpack[FunctionToolOptions]) -> SingleDecorator: ...
 
     def tool(
         self, name: str, *, batch: Batch | None = None, blocking: bool = False, **options: Unpack[FunctionToolOptions]

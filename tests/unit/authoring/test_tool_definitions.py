@@ -103,11 +103,11 @@ def test_a_tool_without_types_or_provider_is_refused() -> None:
         pass
 
     with pytest.raises(DefinitionError, match="say its input and output types"):
-        provider().get("/x")(Bare)
+        provider().get("/x", effect="read")(Bare)
     with pytest.raises(DefinitionError, match="not attached to a provider"):
         tool_of(Loose)
     with pytest.raises(DefinitionError, match="starts with '/'"):
-        provider("other").get("x")
+        provider("other").get("x", effect="read")
     with pytest.raises(DefinitionError, match="not made to be instantiated"):
         Loose()
     with pytest.raises(DefinitionError, match="42 is not a tool"):
@@ -177,7 +177,7 @@ def test_a_project_may_override_a_provider_within_the_same_rules() -> None:
 
 def test_types_of_a_function_tool_come_from_its_annotations() -> None:
     @provider().tool("score", effect="read", batch=Batch(3))
-    async def score(inputs: Sequence[FindIn], call: ToolCall) -> list[FindOut | None | ToolError]:
+    async def score(inputs: Sequence[FindIn], call: ToolCall) -> list[FindOut | ToolError | None]:
         return [None for _ in inputs]
 
     @provider("crm").tool("one", effect="read", blocking=True)
@@ -192,28 +192,26 @@ def test_types_of_a_function_tool_come_from_its_annotations() -> None:
     assert (score.tool.input_type, score.tool.output_type) == (FindIn, FindOut | None)
     assert (one.tool.input_type, one.tool.output_type, one.tool.blocking) == (FindIn, int, True)
     assert (anything.tool.input_type, anything.tool.output_type) == (Any, Any)
-    assert one(FindIn(domain="a"), None) == 1  # type: ignore[arg-type]
+    assert one(FindIn(domain="a"), None) == 1
 
 
 def test_function_tools_that_cannot_work_are_refused_when_defined() -> None:
-    crm = provider("crm")
-    with pytest.raises(DefinitionError, match="works on batches, so it takes a list"):
+    def not_a_list(inputs: FindIn, call: ToolCall) -> None: ...
 
-        @crm.tool("a", effect="read", batch=Batch(3))
-        def not_a_list(inputs: FindIn, call: ToolCall) -> list[int]: ...
+    def too_few(inputs: FindIn) -> None: ...
 
-    with pytest.raises(DefinitionError, match="takes 1 arguments"):
+    async def waits(inputs: FindIn, call: ToolCall) -> None: ...
 
-        @crm.tool("b", effect="read")
-        def too_few(inputs: FindIn) -> int: ...
-
-    with pytest.raises(DefinitionError, match="async, so it cannot be blocking"):
-
-        @crm.tool("c", effect="read", blocking=True)
-        async def waits(inputs: FindIn, call: ToolCall) -> int: ...
-
-    with pytest.raises(DefinitionError, match="decorates a function"):
-        crm.tool("d", effect="read")(FindIn)  # type: ignore[type-var]
+    crm: Any = provider("crm")  # mypy refuses some of them too
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (not_a_list, {"batch": Batch(3)}, "works on batches, so it takes a list"),
+        (too_few, {}, "takes 1 arguments"),
+        (waits, {"blocking": True}, "async, so it cannot be blocking"),
+        (FindIn, {}, "decorates a function"),
+    ]
+    for function, options, told in cases:
+        with pytest.raises(DefinitionError, match=told):
+            crm.tool("a", effect="read", **options)(function)
 
 
 # Values
@@ -273,7 +271,7 @@ def test_costs_are_values_or_functions_and_checked_when_asked() -> None:
     assert per_item.actual_cost_of(per_item.result({"credits": 2}), Decimal(9)) == 2
     fixed = finder(id="fixed", cost=Decimal("0.01"))
     assert (fixed.cost_of(None), fixed.actual_cost_of(fixed.result({}), Decimal(9))) == (Decimal("0.01"), Decimal(9))
-    with pytest.raises(DefinitionError, match="not 0.5"):
+    with pytest.raises(DefinitionError, match=r"not 0\.5"):
         finder(id="float", cost=lambda item: 0.5).cost_of(None)
 
 
@@ -290,5 +288,5 @@ def test_the_same_place_defines_again_and_another_place_is_refused() -> None:
     class Find(HttpTool[FindIn, FindOut]):
         pass
 
-    with pytest.raises(DefinitionError, match=r"tool 'hunter.find' is defined twice"):
+    with pytest.raises(DefinitionError, match=r"tool 'hunter\.find' is defined twice"):
         provider().post("/other", effect="read")(Find)
