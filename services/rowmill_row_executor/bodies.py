@@ -21,7 +21,8 @@ from rowmill.runtime.clock import Clock
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.runs import ReleaseRun, RunRecord
 from rowmill_row_executor.body_calls import BodyCalls
-from rowmill_row_executor.body_context import BodyContext, DatasetFailed
+from rowmill_row_executor.body_context import BodyContext
+from rowmill_row_executor.dataset_calls import DatasetFailed
 from rowmill_row_executor.failures import problem_of
 from rowmill_row_executor.ports import Admission, Asker, CallDesk, RowSource
 from rowmill_row_executor.replay import Replay
@@ -126,7 +127,12 @@ class BodyDriver:
         self._drop_patience = drop_patience
 
     async def drive(self, play: Play[Any, Any], run: RunRecord, lease: Lease, code_digest: str) -> None:
-        """Run the body until it ends or waits, and release the run with what it came to."""
+        """Run the body until it ends or waits, and release the run with what it came to.
+
+        Raises:
+            UnavailableError: a neighbour did not answer. The run was not released; its body is to be run again.
+
+        """
         try:
             ctx, body = begin(self._world, play, run, term=lease.term, code_digest=code_digest)
         except RowmillError as error:
@@ -138,6 +144,8 @@ class BodyDriver:
                 await until_it_stands(ctx, body)
                 if calls.lost:
                     log.warning("run_lease_lost", run_id=run.run_id, term=lease.term)
+                elif calls.outage is not None:
+                    raise calls.outage
                 elif calls.fatal is not None:
                     await self._release(lease, error=problem_of(calls.fatal))
                 elif body.done():

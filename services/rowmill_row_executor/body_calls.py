@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from rowmill.errors import NonDeterministicPlay, Suspended
+from rowmill.errors import NonDeterministicPlay, Suspended, UnavailableError
 from rowmill_contracts.envelope import NULL
 from rowmill_contracts.runs import RecordedCall
 from rowmill_row_executor.ports import Admission
@@ -45,6 +45,7 @@ class BodyCalls:
         self.found = False
         self.lost = False
         self.fatal: Exception | None = None
+        self.outage: UnavailableError | None = None
         self._replay = replay
         self._admission = admission
         self._unwritten: list[RecordedCall] = []
@@ -124,10 +125,14 @@ class BodyCalls:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """While something is being asked for, the body is not standing still."""
+        """While something is being asked for, the body is not standing still. Where nobody answers, the body is dropped, and run again later."""
         self._under_way += 1
         try:
             yield
+        except UnavailableError as error:
+            self.outage = error
+            self._ended = True
+            raise Suspended(self.run_id) from error
         finally:
             self._under_way -= 1
             self._move()

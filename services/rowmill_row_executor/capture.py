@@ -39,7 +39,7 @@ async def capture(
 
     Raises:
         CaptureFailed: the body ends, or stands still, before it.
-        NonDeterministicPlay, InputInvalid: as when the body is run.
+        NonDeterministicPlay, InputInvalid, UnavailableError: as when the body is run.
 
     """
     ctx, body = begin(world, play, run, term=0, code_digest=code_digest, wanted=dataset)
@@ -47,8 +47,10 @@ async def capture(
     try:
         async with asyncio.timeout(timeout):
             await until_it_stands(ctx, body)
-        if ctx.captured is not None:
-            return Captured(ctx.captured, run.options)
+        if ctx.datasets.captured is not None:
+            return Captured(ctx.datasets.captured, run.options)
+        if calls.outage is not None:
+            raise calls.outage
         if calls.fatal is not None:
             raise calls.fatal
         where = f"play {run.play!r} does not come to dataset {dataset!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -34,6 +35,9 @@ from rowmill_row_executor.row_work import RowWork
 from rowmill_row_executor.settling import PageTicket
 
 log = structlog.get_logger()
+
+_WORKED_PAGES = 1000
+"""Pages whose end is remembered, so that a lost acknowledgement does not have them worked again."""
 
 _decode_row = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -102,6 +106,7 @@ class RowsHandler:
         self._foreign = foreign
         self._on_program = on_program
         self._in_work: dict[str, asyncio.Future[bool]] = {}
+        self._worked: OrderedDict[str, None] = OrderedDict()
 
     async def __call__(self, delivery: Delivery) -> None:
         message = delivery.message
@@ -110,15 +115,23 @@ class RowsHandler:
         under_way = self._in_work.get(delivery.message_id)
         if under_way is not None and await asyncio.shield(under_way):
             return  # delivered again after a lost connection, while it was being worked
+        if delivery.deliveries > 1 and delivery.message_id in self._worked:
+            return  # or after that, since its acknowledgement was lost with the connection
         over = self._in_work[delivery.message_id] = asyncio.get_running_loop().create_future()
         try:
             await self._work(delivery, message)
             over.set_result(True)
+            self._remember(delivery.message_id)
         finally:
             if not over.done():
                 over.set_result(False)
             if self._in_work.get(delivery.message_id) is over:
                 del self._in_work[delivery.message_id]
+
+    def _remember(self, message_id: str) -> None:
+        self._worked[message_id] = None
+        while len(self._worked) > _WORKED_PAGES:
+            self._worked.popitem(last=False)
 
     async def _work(self, delivery: Delivery, message: RowTasks) -> None:
         of = DatasetOfRun(message.run_id, message.number, message.org, message.play, message.dataset)

@@ -18,7 +18,7 @@ import structlog
 from rowmill.columns import ColumnSpec
 from rowmill.datasets import DatasetProgram
 from rowmill.encoding.values import HandleFactory, decode_value, encode_value
-from rowmill.errors import Cancelled, RowmillError, Suspended
+from rowmill.errors import Cancelled, RowmillError, Suspended, UnavailableError
 from rowmill.resolvers import Resolver, Step
 from rowmill.rows import OpenRow, ReadSet
 from rowmill.runtime.clock import Clock
@@ -89,6 +89,7 @@ class RowWork:
 
         Raises:
             Parked: the row waits; it is to be run again from its start later.
+            UnavailableError: a neighbour did not answer; likewise.
 
         """
         worked = _Worked()
@@ -164,7 +165,7 @@ class RowWork:
             meta.completed_at = now = round(self._clock.now(), 3)
             if column.stale_after is not None and (expiry := column.expiry_after(value)) is not None:
                 meta.stale_at = now + expiry
-        except (Suspended, Cancelled, KeyboardInterrupt, GeneratorExit):
+        except (Suspended, Cancelled, KeyboardInterrupt, GeneratorExit, UnavailableError):
             raise
         except BaseException as error:  # whatever author code raises, SystemExit too, is this row's
             if isinstance(error, asyncio.CancelledError) and _being_cancelled():

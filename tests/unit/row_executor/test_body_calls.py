@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from rowmill import Context, HttpTool, Provider, play
-from rowmill.errors import ToolFailed
+from rowmill.errors import AskTimeout, ToolFailed
 from rowmill_contracts.rows import SettledRow
 from rowmill_contracts.runs import RunOptions
 from rowmill_contracts.tools import CallItem, CallOutcome, ToolFailure
@@ -256,3 +256,48 @@ def settle(bench: Any, dataset: str, rows: list[Any]) -> None:
             SettledRow(key=str(index), index=index, page=0, attempt=1, status="completed", input=data),
             ticket,
         )
+
+
+async def test_a_neighbour_that_does_not_answer_fails_nobody_s_run(bench: Any) -> None:
+    swallowed = []
+
+    @play("opens")
+    async def opens(ctx: Context) -> str:
+        try:
+            await ctx.dataset("a", [{"n": 1}]).with_column("m", lambda row: 1).run()
+        except Exception as error:
+            swallowed.append(error)
+        return "went on"
+
+    async def silent(request: Any) -> Any:
+        raise AskTimeout("no answer")
+
+    answering, bench.admission.open_dataset = bench.admission.open_dataset, silent
+    bench.start(opens)
+    with pytest.raises(AskTimeout):
+        await bench.advance()
+    assert not swallowed
+    assert bench.admission.runs[RUN].ending is None
+    bench.admission.open_dataset = answering
+    bench.admission.expire(RUN)
+    assert (await bench.advance()).waiting_for == "dataset:a"
+
+
+async def test_code_that_goes_on_after_being_dropped_reaches_nobody(bench: Any) -> None:
+    release = asyncio.Event()
+    reached: list[int] = []
+
+    @play("goes-on")
+    async def goes_on(ctx: Context) -> str:
+        while not release.is_set():
+            try:
+                await ctx.dataset(f"d{len(reached)}", [{"n": 1}]).with_column("m", lambda row: 1).run()
+            except BaseException:
+                reached.append(1)
+                if len(reached) > 3:
+                    release.set()
+        return "late"
+
+    bench.start(goes_on)
+    assert (await bench.advance()).waiting_for == "dataset:d0"
+    assert {dataset for _, dataset in bench.admission.opened} == {"d0"}

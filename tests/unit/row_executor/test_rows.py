@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from rowmill import HttpTool, Provider, RowContext, column, steps
 from rowmill.datasets import DatasetBuilder
+from rowmill.errors import AskTimeout
 from rowmill_contracts.tools import CallItem, CallOutcome, ToolFailure
 
 RUN = "run-1"
@@ -422,3 +423,16 @@ async def test_rows_of_a_stopped_run_that_were_not_begun_are_cancelled(bench: An
     await bench.run_rows(dataset(a=lambda row: called.append(1)).program(), [{"n": 1}, {"n": 2}])
     assert [row.status for row in settled(bench)] == ["cancelled", "cancelled"]
     assert not called
+
+
+async def test_rows_that_cannot_be_read_back_now_have_the_page_worked_again(bench: Any) -> None:
+    async def reads(row: Any) -> int:
+        return len(await row["handle"].peek(1))
+
+    async def silent(run_id: str, dataset: str, page_number: int, size: int) -> list[Any]:
+        raise AskTimeout("no answer")
+
+    bench.sheets.read_page = silent
+    with pytest.raises(AskTimeout):
+        await bench.run_rows(dataset(r=reads).program(), [{"handle": {"$handle": {"run_id": "r", "dataset": "d"}}}])
+    assert (RUN, "leads") not in bench.settler.settled
