@@ -42,13 +42,13 @@ class PagedHandle(Handle):
         return self._decoded(rows[0])
 
     async def materialize(self, limit: int | None = None) -> list[dict[str, Any]]:
-        return [self._decoded(row) async for row in self._stored(limit)]
+        return [self._decoded(row) async for row in self.stored(limit)]
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        async for row in self._stored(None):
+        async for row in self.stored(None):
             yield self._decoded(row)
 
-    async def _stored(self, limit: int | None) -> AsyncIterator[dict[str, Any]]:
+    async def stored(self, limit: int | None = None) -> AsyncIterator[dict[str, Any]]:
         """Rows as stored. A short first page where few are wanted; a page that is not full is the last one."""
         if limit is not None and limit < 0:
             raise UsageError(f"a limit cannot be negative: {limit}")
@@ -72,7 +72,7 @@ class PagedHandle(Handle):
 
     async def to_arrow(self, limit: int | None = None) -> pa.Table:
         arrow = _library("pyarrow")
-        rows = [{name: _tabular(value, name) for name, value in row.items()} async for row in self._stored(limit)]
+        rows = [{name: _tabular(value, name) for name, value in row.items()} async for row in self.stored(limit)]
         columns: dict[str, Any] = {}
         for name in dict.fromkeys(name for row in rows for name in row):
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from decimal import Decimal
 from pathlib import Path
@@ -106,8 +107,6 @@ def test_joining_input_and_output_columns(left: bytes, right: bytes, shadows: bo
 
 
 def test_digests_are_what_a_stranger_would_compute() -> None:
-    import hashlib
-
     page = hashlib.sha256(b'{"a":1}\n{"a":2}\n').digest()
     assert page_digest([b'{"a":1}', b'{"a":2}']) == page
     assert input_digest([page, page]) == hashlib.sha256(page + page).hexdigest()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-
-import msgspec
 
 from rowmill.client.jobs import Event, Job
 from rowmill.client.staging import Staged, stage
 from rowmill.encoding.values import encode_value
 from rowmill.errors import UsageError
 from rowmill.inputs import Source, check_columns, open_source
+from rowmill.project import Project
+from rowmill.rows import row_model_of
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import new_id
 from rowmill.runtime.deliveries import Delivery
@@ -30,13 +31,13 @@ CONNECT_SECONDS = 10.0
 class Client:
     """A connection to rowmill's services. Use ``async with Client() as client``.
 
-    The broker's address comes from ``broker_url``, else ``ROWMILL_BROKER_URL``, else the project's `rowmill.toml`. With ``row_events`` false,
-    jobs hear of runs and datasets only, not of rows.
+    The broker's address comes from ``broker_url``, else ``ROWMILL_BROKER_URL``, else the `rowmill.toml` of this folder or one above. With
+    ``row_events`` false, jobs hear of runs and datasets only, not of rows.
     """
 
     def __init__(self, broker_url: str | None = None, *, row_events: bool = True) -> None:
-        settings = ServiceSettings() if broker_url is None else ServiceSettings(broker_url=broker_url)
-        self.bus = Bus(settings, service="client")
+        found = broker_url or Project.find(Path.cwd()).settings.broker
+        self.bus = Bus(ServiceSettings(broker_url=found) if found else ServiceSettings(), service="client")
         self._row_events = row_events
         self._jobs: dict[str, Job] = {}
         self._heard_plays: set[str] = set()
@@ -132,20 +133,14 @@ def _divided(play: Play[Any, Any] | str, given: dict[str, Any]) -> tuple[dict[st
     """Plain values of the input, and the sources to stage. Checked here, before anything is staged."""
     if isinstance(play, str):
         return {name: encode_value(value, name) for name, value in given.items()}, {}
-    known = play.input_model.model_fields if play.input_model is not None else {}
-    unknown = sorted(set(given) - set(known))
+    sources = {name: value if isinstance(value, Source) else open_source(value) for name, value in given.items() if name in play.rows_fields}
+    plain = {name: encode_value(value, name) for name, value in given.items() if name not in sources}
+    play.read_input(plain, dict.fromkeys(sources, "not staged yet"))
+    unknown = sorted(set(given) - set(play.input_model.model_fields))
     if unknown:
-        raise UsageError(f"play {play.name!r} has no input field {', '.join(map(repr, unknown))}; it has: {', '.join(known) or 'none'}")
-    sources: dict[str, Source] = {}
-    plain: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in play.rows_fields:
-            source = value if isinstance(value, Source) else open_source(value)
-            check_columns(source, play.row_model(name))
-            sources[name] = source
-        else:
-            plain[name] = msgspec.to_builtins(encode_value(value, name))
-    missing = [name for name, field in known.items() if field.is_required() and name not in given]
-    if missing:
-        raise UsageError(f"play {play.name!r} needs input {', '.join(missing)}")
+        known = ", ".join(play.input_model.model_fields) or "none"
+        raise UsageError(f"play {play.name!r} has no input field {', '.join(map(repr, unknown))}; it has: {known}")
+    for name, source in sources.items():
+        check_columns(source, row_model_of(play.input_model, name))
+        source.check()
     return plain, sources

@@ -14,7 +14,7 @@ import msgspec
 from rowmill.client.reading import SheetReader
 from rowmill.encoding.values import decode_value
 from rowmill.errors import RunFailed
-from rowmill.handles import SheetHandle
+from rowmill.paged_handle import PagedHandle
 from rowmill.runtime.bus import Bus
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.events import DatasetEvent, RowsCompleted, RowsFailed, RunEvent
@@ -122,22 +122,15 @@ class Job:
         return RunResult(
             run_id=self.run_id,
             state=summary.state,
-            output=decode_value(self._live(msgspec.json.decode(summary.output))),
+            output=decode_value(msgspec.json.decode(summary.output), "output", handle=self._handle),
             counts=summary.counts,
             cost=summary.counts.cost,
             failed=[row async for row in self._failed(summary)],
             error=summary.error,
         )
 
-    def _live(self, value: Any) -> Any:
-        """Handles in the output become readable."""
-        if isinstance(value, dict):
-            if set(value) == {"$handle"}:
-                return SheetHandle(value["$handle"]["run_id"], value["$handle"]["dataset"], self._reader)
-            return {key: self._live(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self._live(item) for item in value]
-        return value
+    def _handle(self, run_id: str, dataset: str) -> PagedHandle:
+        return PagedHandle(run_id, dataset, self._reader)
 
     async def _failed(self, summary: RunSummary) -> AsyncIterator[FailedRow]:
         found = 0

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
 
 from rowmill.errors import RowmillError
 from rowmill.runtime.bus import Bus
-from rowmill_contracts.rows import ReadRow, ReadRows, RowsRead
+from rowmill_contracts.rows import ReadCounts, ReadRow, ReadRows, RowsRead
+from rowmill_contracts.runs import RowsCommitted
 from rowmill_contracts.topology import SHEETS_ASKS
 
 READ_ROWS = 1000
 
 
 class SheetReader:
-    """Rows of runs in input order."""
+    """Rows of runs in input order. Serves handles as their `PageReader`."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -41,3 +45,12 @@ class SheetReader:
             if left is not None:
                 left -= len(read.rows)
             position = read.next_offset
+
+    async def read_page(self, run_id: str, dataset: str, page_number: int, size: int) -> list[dict[str, Any]]:
+        """Rows ``page_number * size`` onwards, ``size`` at most, fewer only at the end; as stored (see `rowmill.encoding.values`)."""
+        decode = msgspec.json.decode
+        return [decode(row.data) async for row in self.rows(run_id, dataset, offset=page_number * size, limit=size)]
+
+    async def count(self, run_id: str, dataset: str) -> int:
+        """How many rows the run admitted to the dataset, duplicates included."""
+        return (await self._bus.ask(ReadCounts(run_id=run_id, dataset=dataset), SHEETS_ASKS, RowsCommitted)).counts.admitted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -34,15 +34,15 @@ async def stage(bus: Bus, source: Source, input_id: str, *, on_progress: Callabl
     ``on_progress`` is told how many rows were published so far. Reading runs in a thread, so that a slow disk or parser does not hold the loop.
     Raises what the source raises; then nothing is sealed, and no run can start on it.
     """
-    pages = source.pages(max_rows=PAGE_ROWS, max_bytes=PAGE_BYTES)
+    pages = source.encoded_pages(max_rows=PAGE_ROWS, max_bytes=PAGE_BYTES)
     digests: list[bytes] = []
     total = 0
     under_way: set[asyncio.Task[None]] = set()
     try:
-        while (encoded := await asyncio.to_thread(_next_page, pages)) is not None:
-            digests.append(page_digest(bytes(row) for row in encoded))
+        while (encoded := await asyncio.to_thread(next, pages, None)) is not None:
+            digests.append(page_digest(encoded))
             total += len(encoded)
-            page = InputPage(input_id=input_id, page=len(digests) - 1, rows=encoded)
+            page = InputPage(input_id=input_id, page=len(digests) - 1, rows=[msgspec.Raw(row) for row in encoded])
             under_way.add(asyncio.create_task(bus.publish(page, INPUTS, correlation_id=input_id)))
             if len(under_way) >= WINDOW:
                 done, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
@@ -58,11 +58,3 @@ async def stage(bus: Bus, source: Source, input_id: str, *, on_progress: Callabl
     sealed = InputSealed(input_id=input_id, pages=len(digests), rows=total, digest=input_digest(digests))
     await bus.publish(sealed, INPUTS, correlation_id=input_id)
     return Staged(input_id, total)
-
-
-def _next_page(pages: Any) -> list[msgspec.Raw] | None:
-    rows = next(pages, None)
-    if rows is None:
-        return None
-    encode = msgspec.json.encode
-    return [msgspec.Raw(encode(row)) for row in rows]

@@ -7,7 +7,7 @@ import importlib
 import os
 import signal
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -51,9 +51,10 @@ async def host(apps: Sequence[App], *, stop_with_parent: bool = False) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     watch = asyncio.create_task(_watch_parent(os.getppid(), stopping)) if stop_with_parent else None
-    starting = asyncio.gather(*(app.start() for app in apps))
-    told_to_stop = asyncio.create_task(stopping.wait())
-    await asyncio.wait([starting, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
+    starting: asyncio.Future[list[None]] = asyncio.gather(*(app.start() for app in apps))
+    told_to_stop: asyncio.Future[bool] = asyncio.ensure_future(stopping.wait())
+    waited_for: list[asyncio.Future[Any]] = [starting, told_to_stop]
+    await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
     if starting.done():
         starting.result()
         log.info("services_started", services=[app.name for app in apps])
@@ -68,7 +69,7 @@ async def host(apps: Sequence[App], *, stop_with_parent: bool = False) -> None:
 
 
 async def _watch_parent(parent: int, stopping: asyncio.Event) -> None:
-    while os.getppid() == parent:
+    while os.getppid() == parent:  # noqa: ASYNC110 - there is no event for a parent that was killed
         await asyncio.sleep(ORPHAN_POLL)
     stopping.set()
 

@@ -1,0 +1,97 @@
+"""`run`: start a run and wait for its result, without a loop of one's own."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rowmill.client.client import Client
+from rowmill.client.jobs import RunResult
+from rowmill.dev.working_set import working_set
+from rowmill.handles import Handle
+from rowmill.paged_handle import PagedHandle
+from rowmill.project import Project
+
+if TYPE_CHECKING:
+    from rowmill.plays import Play
+
+
+def run(play: Play[Any, Any] | str, **options: Any) -> RunResult:
+    """Run a play to its end and return the result; options and fields are those of `Client.start`.
+
+    Uses the services that run, else starts a private set for as long as it takes. Works inside a running loop too (it blocks that thread).
+    Handles in the output are read before it returns: they answer from memory.
+
+    Raises:
+        RunFailed: the run failed or was cancelled.
+
+    """
+    outcome: list[RunResult] = []
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(_run(play, options))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=work, name="rowmill run")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+def _run(play: Play[Any, Any] | str, options: dict[str, Any]) -> RunResult:
+    project = Project.find(_folder_of(play))
+    with working_set(project.folder, broker_url=project.settings.broker, database_url=project.settings.database, report=_report) as found:
+        return asyncio.run(_started_and_awaited(found.broker_url, play, options))
+
+
+async def _started_and_awaited(broker_url: str, play: Play[Any, Any] | str, options: dict[str, Any]) -> RunResult:
+    async with Client(broker_url, row_events=False) as client:
+        job = await client.start(play, **options)
+        result = await job.result()
+        return dataclasses.replace(result, output=await _in_memory(result.output))
+
+
+async def _in_memory(value: Any) -> Any:
+    """The same output with every handle's rows read, since nothing may be running when they are asked for."""
+    if isinstance(value, Handle):
+        rows = MemoryPages([row async for row in value.stored()]) if isinstance(value, PagedHandle) else None
+        return value if rows is None else PagedHandle(value.run_id, value.dataset, rows)
+    if isinstance(value, dict):
+        return {key: await _in_memory(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [await _in_memory(item) for item in value]
+    return value
+
+
+class MemoryPages:
+    """Rows that were read already, as a handle's `PageReader`."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._rows = rows
+
+    async def read_page(self, run_id: str, dataset: str, page_number: int, size: int) -> list[dict[str, Any]]:  # noqa: ARG002 - the port's form
+        return self._rows[page_number * size : (page_number + 1) * size]
+
+    async def count(self, run_id: str, dataset: str) -> int:  # noqa: ARG002 - the port's form
+        return len(self._rows)
+
+
+def _folder_of(play: Play[Any, Any] | str) -> Path:
+    """Where the play's module is, so that a script finds its project whatever folder it is called from."""
+    module = None if isinstance(play, str) else sys.modules.get(play.module)
+    file = getattr(module, "__file__", None)
+    return Path(file).parent if file else Path(os.curdir).resolve()
+
+
+def _report(line: str) -> None:
+    print(f"rowmill: {line}", file=sys.stderr)  # noqa: T201 - tells a person at a terminal what is being started
