@@ -20,6 +20,9 @@ from rowmill.secret import Bearer, secret
 from rowmill.steps import steps
 from rowmill.tools import Batch, HttpTool, ToolCall
 
+if TYPE_CHECKING:
+    from rowmill.client import Client, run
+
 __all__ = [
     "Batch",
     "Bearer",

@@ -14,7 +14,7 @@ from rowmill.errors import DefinitionError
 from rowmill.handles import Handle
 from rowmill.names import routing_word
 from rowmill.resolvers import RunIf
-from rowmill.row_shapes import RowShape
+from rowmill.row_shapes import RowShape, shape_of
 from rowmill.rows import Rows
 
 KeySpec = tuple[str, ...] | Callable[[Any], Any] | None
@@ -79,7 +79,7 @@ class DatasetBuilder:
         self._key = routing_word("dataset", key)
         self._source = _checked_source(key, source)
         self._driver = driver
-        self._shape = row if row is None or isinstance(row, RowShape) else RowShape(row)
+        self._shape = row if row is None or isinstance(row, RowShape) else shape_of(row)
         self._columns = columns
 
     def with_column(

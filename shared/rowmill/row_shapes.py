@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import functools
 import inspect
 import types
 import uuid
@@ -75,6 +76,12 @@ class RowShape:
         view: BaseModel = object.__new__(self._view)
         object.__setattr__(view, _PARTS, (open_row, reads, overlay))
         return view
+
+
+@functools.lru_cache(maxsize=256)
+def shape_of(model: type[BaseModel]) -> RowShape:
+    """The shape of a row model, made once: a play's body is replayed often. Raises `DefinitionError` for what is no model."""
+    return RowShape(model)
 
 
 def _columns_of(name: str, info: FieldInfo, model: type[BaseModel]) -> list[str]:

@@ -14,6 +14,10 @@ import sysconfig
 from pathlib import Path
 from types import CodeType
 
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Position = tuple[int, int]
+"""Line, from 1, and column in bytes, from 0."""
+
 _texts: dict[str, bytes | None] = {}
 _PACKAGE_FOLDER = Path(__file__).resolve().parent
 
@@ -45,34 +49,33 @@ def tree_of(file: str) -> ast.Module | None:
         return None
 
 
-def node_of(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None:
+def node_of(code: CodeType) -> Definition | None:
     """The definition that this code was compiled from, found by its position; None where the source is not there or does not match."""
-    tree = tree_of(code.co_filename)
-    if tree is None:
-        return None
+    here = _definitions(code.co_filename).get(code.co_firstlineno, [])
     if code.co_name == "<lambda>":
-        return _lambda_at(tree, code)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name and _first_line(node) == code.co_firstlineno:
-            return node
-    return None
+        return _lambda_among([node for node in here if isinstance(node, ast.Lambda)], code)
+    return next((node for node in here if not isinstance(node, ast.Lambda) and node.name == code.co_name), None)
 
 
-def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+@functools.lru_cache(maxsize=256)
+def _definitions(file: str) -> dict[int, list[Definition]]:
+    """The file's definitions by the line that they begin on, decorators included."""
+    found: dict[int, list[Definition]] = {}
+    for node in ast.walk(tree_of(file) or ast.Module([], [])):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            found.setdefault(_first_line(node), []).append(node)
+    return found
 
 
-Position = tuple[int, int]
+def _first_line(node: Definition) -> int:
+    decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
-def _lambda_at(tree: ast.Module, code: CodeType) -> ast.Lambda | None:
-    """The smallest lambda that starts on the code's line, has its arguments, and whose body holds every instruction."""
+def _lambda_among(lambdas: list[ast.Lambda], code: CodeType) -> ast.Lambda | None:
+    """The innermost of the lambdas on the code's line that has its arguments and whose body holds every instruction."""
     start, end = _extent(code)
-    found = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno and _arguments(node.args) == _code_arguments(code)
-    ]
+    found = [node for node in lambdas if _arguments(node.args) == _code_arguments(code)]
     if start is None or end is None:
         return found[0] if len(found) == 1 else None
     holding = [node for node in found if _begin(node.body) <= start and end <= _finish(node.body)]

@@ -6,12 +6,13 @@ A result survives being stored in a cell or receipt and read back, also where th
 from __future__ import annotations
 
 import builtins
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from rowmill.errors import UsageError
 
@@ -106,9 +107,17 @@ class ToolResult(msgspec.Struct, Generic[Out], frozen=True, kw_only=True):
 
 def plain(data: Any) -> Any:
     """A tool's data as JSON values."""
+    if isinstance(data, BaseModel):
+        return data.model_dump(mode="json")
     if data is None or isinstance(data, str | int | float | bool):
         return data
-    return TypeAdapter(type(data)).dump_python(data, mode="json")
+    kind: Any = type(data)
+    return _adapter(kind).dump_python(data, mode="json")
+
+
+@functools.cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def values_at(document: Any, path: str) -> Iterator[Any]:

@@ -62,7 +62,7 @@ def encode_value(value: Any, column: str) -> Any:
     Raises `ValueNotStorable`, naming the column, for what has no encoding, contains itself or is nested over `MAX_DEPTH` levels.
     """
     try:
-        return value if _is_plain(value, 0) else _encoded(value, 0)
+        return _as_far_as_needed(value, 0)
     except ValueNotStorable as error:
         raise ValueNotStorable(f"column {column!r}: {error}") from error
 
@@ -126,6 +126,10 @@ def _encoded(value: Any, depth: int) -> Any:
             return encoder(value, depth)
     advice = "; it was not awaited" if hasattr(value, "__await__") else ""
     raise ValueNotStorable(f"a value of type {type(value).__qualname__} cannot be stored{advice}")
+
+
+def _as_far_as_needed(value: Any, depth: int) -> Any:
+    return value if _is_plain(value, depth) else _encoded(value, depth)
 
 
 def _encode_dict(value: dict[Any, Any], depth: int) -> Any:
@@ -196,7 +200,7 @@ _ENCODERS: dict[type, Callable[[Any, int], Any]] = {
     dt.time: lambda value, _: _tagged("time", _moment(value)),
     dt.timedelta: lambda value, _: _tagged("timedelta", [value.days, value.seconds, value.microseconds]),
     uuid.UUID: lambda value, _: _tagged("uuid", str(value)),
-    ToolResult: lambda value, depth: _tagged("tool_result", _encoded(value.to_json(), depth + 1)),
+    ToolResult: lambda value, depth: _tagged("tool_result", _as_far_as_needed(value.to_json(), depth + 1)),
     Handle: lambda value, _: value.to_json(),
     HandleReference: lambda value, _: value.to_json(),
     Rows: lambda value, _: rows_json(value.input_id),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -161,6 +163,14 @@ async def test_the_tool_function_sends_a_key_with_each_item(plays: ModuleType) -
     async with httpx.AsyncClient(base_url="https://crm.example", transport=httpx.MockTransport(answer)) as http:
         call = ToolCall(http=http, keys=["k1", "k2"], deadline=0)
         assert await plays.score([plays.FindIn(domain="a"), plays.FindIn(domain="b")], call) == [1, 2]
+
+
+@pytest.mark.parametrize("module", ["rowmill", "rowmill.project", "rowmill.paged_handle"])
+def test_importing_rowmill_loads_no_driver_and_no_library_of_frames(module: str) -> None:
+    heavy = {"aio_pika", "faststream", "asyncpg", "pyarrow", "httpx", "aiohttp", "pandas", "polars"}
+    script = f"import sys, {module}; print(*sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_rowmill_exports_the_documented_names() -> None:
