@@ -187,10 +187,15 @@ def why_unconfirmed(lease_id: str, term: int | None, found: Found) -> Literal["h
     return None
 
 
-def stored_at(dispatch: int, found: Found) -> float | None:
-    """When the output of this dispatch was stored, if it is (still) there. A dispatch number is never used twice for a key."""
-    output = found.receipt.output if found.receipt is not None else None
-    return output.completed_at if output is not None and output.dispatch == dispatch else None
+def stored_at(lease_id: str, dispatch: int, found: Found) -> float | None:
+    """When the output of this lease's dispatch was stored, if it is (still) there.
+
+    A dispatch number is never used twice for a key, so it tells the output even after the lease has moved on to a refresh.
+    """
+    receipt = found.receipt
+    if receipt is None or receipt.output is None or receipt.output.dispatch != dispatch:
+        return None
+    return None if receipt.state == "completed" and receipt.lease_id != lease_id else receipt.output.completed_at
 
 
 def was_failed(lease_id: str, dispatch: int, found: Found) -> bool:

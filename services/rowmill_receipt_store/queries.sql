@@ -1,5 +1,7 @@
 -- Every statement of the receipt-store. Common to all:
 --   The database's clock rules leases and freshness. Where it is asked, $1 is added to it (zero but in tests).
+--   `x = ANY (ARRAY[y])` says `x = y` in a way that the planner can only probe for: it neither merges nor hashes nor orders by it, which it
+--   would do with a table that had one row when it was analysed, and go on doing while the table grows.
 --   Arrays are index-aligned, sorted by key, and hold a key once (FACTS.md: else deadlocks and cardinality violations).
 --   Locks are taken in one order: rows of `runs` by id, then rows of `receipts` by key. The count over `accounts` makes Postgres lock the
 --   first before it touches the second.
@@ -46,10 +48,10 @@ WITH accounts AS MATERIALIZED (
     ON f.key = made.key
 ), refunded AS (
     DELETE FROM charges c USING former f
-    WHERE c.run_id = f.run_id AND c.key = f.key AND c.dispatch = f.dispatch AND f.fate = 'refund'
+    WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.dispatch AND f.fate = 'refund'
 ), doubted AS (
     UPDATE charges c SET unknown = true FROM former f
-    WHERE c.run_id = f.run_id AND c.key = f.key AND c.dispatch = f.dispatch AND f.fate = 'unknown' AND c.spent IS NULL
+    WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.dispatch AND f.fate = 'unknown' AND c.spent IS NULL
 ), charged AS (
     INSERT INTO charges (run_id, key, dispatch, reserved)
     SELECT run_id, key, charged_dispatch, reserved FROM made WHERE reserved > 0
@@ -65,7 +67,7 @@ WITH accounts AS MATERIALIZED (
         ) AS moved
         GROUP BY run_id
     ) AS d
-    WHERE runs.run_id = d.run_id
+    WHERE runs.run_id = ANY (ARRAY[d.run_id])
 )
 SELECT key, dispatch FROM made;
 
@@ -91,11 +93,11 @@ SELECT
     m.state AS run_state, m.budget - m.charged AS run_remaining,
     t.term AS shard_term, t.holder IS NOT NULL AS shard_held
 FROM unnest($2::bytea[], $3::text[], $4::integer[]) AS a (key, run_id, shard)
-LEFT JOIN receipts r ON r.key = a.key
-LEFT JOIN failures f ON f.key = a.key AND f.run_id = a.run_id
+LEFT JOIN receipts r ON r.key = ANY (ARRAY[a.key])
+LEFT JOIN failures f ON f.key = ANY (ARRAY[a.key]) AND f.run_id = a.run_id
 LEFT JOIN shards s ON s.shard = r.shard
-LEFT JOIN runs o ON o.run_id = r.run_id
-LEFT JOIN runs m ON m.run_id = a.run_id
+LEFT JOIN runs o ON o.run_id = ANY (ARRAY[r.run_id])
+LEFT JOIN runs m ON m.run_id = ANY (ARRAY[a.run_id])
 LEFT JOIN shards t ON t.shard = a.shard
 WINDOW earlier AS (ORDER BY a.key ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING);
 
@@ -104,11 +106,11 @@ WINDOW earlier AS (ORDER BY a.key ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDI
 WITH doubted AS (
     UPDATE receipts r SET state = 'outcome_unknown', revision = r.revision + 1, last_failure = NULL
     FROM unnest($1::bytea[], $2::bigint[]) AS a (key, revision)
-    WHERE r.key = a.key AND r.revision = a.revision AND r.state = 'running'
+    WHERE r.key = ANY (ARRAY[a.key]) AND r.revision = a.revision AND r.state = 'running'
     RETURNING r.key, r.run_id, r.dispatch
 ), kept AS (
     UPDATE charges c SET unknown = true FROM doubted d
-    WHERE c.run_id = d.run_id AND c.key = d.key AND c.dispatch = d.dispatch AND c.spent IS NULL
+    WHERE c.run_id = ANY (ARRAY[d.run_id]) AND c.key = d.key AND c.dispatch = d.dispatch AND c.spent IS NULL
 )
 SELECT key FROM doubted;
 
@@ -124,9 +126,9 @@ UPDATE receipts r SET
 FROM unnest($3::bytea[], $4::text[], $5::integer[], $6::bigint[], $7::text[]) AS a (key, lease_id, shard, term, batch_id)
 LEFT JOIN shards s ON s.shard = a.shard
 WHERE (SELECT count(*) FROM barrier) >= 0
-    AND r.key = a.key AND r.lease_id = a.lease_id AND r.state IN ('queued', 'running')
+    AND r.key = ANY (ARRAY[a.key]) AND r.lease_id = a.lease_id AND r.state IN ('queued', 'running')
     AND (a.term IS NULL OR s.term = a.term AND s.holder IS NOT NULL)
-    AND NOT EXISTS (SELECT FROM runs h WHERE h.run_id = r.run_id AND h.state <> 'running')
+    AND NOT EXISTS (SELECT FROM runs h WHERE h.run_id = ANY (ARRAY[r.run_id]) AND h.state <> 'running')
 RETURNING r.key, r.dispatch;
 
 -- name: renew
@@ -135,7 +137,7 @@ UPDATE receipts r SET
     revision = r.revision + 1,
     expires_at = now() + $1::interval + CASE r.state WHEN 'queued' THEN $2::interval ELSE $3::interval END
 FROM unnest($4::bytea[], $5::text[]) AS a (key, lease_id)
-WHERE r.key = a.key AND r.lease_id = a.lease_id AND r.state IN ('queued', 'running')
+WHERE r.key = ANY (ARRAY[a.key]) AND r.lease_id = a.lease_id AND r.state IN ('queued', 'running')
 RETURNING r.key;
 
 -- name: complete
@@ -150,7 +152,7 @@ WITH accounts AS MATERIALIZED (
     FROM unnest($3::bytea[], $4::text[], $5::integer[], $6::bytea[], $7::boolean[], $8::text[])
         AS a (key, lease_id, dispatch, output, no_result, cost)
     WHERE (SELECT count(*) FROM accounts) >= 0
-        AND r.key = a.key AND r.lease_id = a.lease_id AND r.dispatch = a.dispatch AND r.state IN ('running', 'outcome_unknown')
+        AND r.key = ANY (ARRAY[a.key]) AND r.lease_id = a.lease_id AND r.dispatch = a.dispatch AND r.state IN ('running', 'outcome_unknown')
     RETURNING r.key, r.run_id, r.dispatch, r.reserved, r.cost, r.completed_at
 ), settled AS (
     INSERT INTO charges AS c (run_id, key, dispatch, reserved, spent)
@@ -165,7 +167,7 @@ WITH accounts AS MATERIALIZED (
         reason = CASE WHEN runs.state = 'running' AND d.difference > 0 AND runs.charged + d.difference > runs.budget
             THEN 'budget' ELSE runs.reason END
     FROM (SELECT run_id, sum(difference) AS difference FROM settled GROUP BY run_id) AS d
-    WHERE runs.run_id = d.run_id
+    WHERE runs.run_id = ANY (ARRAY[d.run_id])
 )
 SELECT key, extract(epoch FROM completed_at)::float8 AS completed_at FROM stored;
 
@@ -179,7 +181,7 @@ WITH accounts AS MATERIALIZED (
     FROM unnest($3::bytea[], $4::text[], $5::integer[], $6::text[], $7::bytea[], $8::boolean[])
         AS a (key, lease_id, dispatch, becomes, failure, refund)
     WHERE (SELECT count(*) FROM accounts) >= 0
-        AND r.key = a.key AND r.lease_id = a.lease_id
+        AND r.key = ANY (ARRAY[a.key]) AND r.lease_id = a.lease_id
         AND (
             r.state IN ('running', 'outcome_unknown') AND r.dispatch = a.dispatch
             OR r.state = 'queued' AND a.dispatch = 0
@@ -195,15 +197,15 @@ WITH accounts AS MATERIALIZED (
     UPDATE charges c SET
         spent = CASE WHEN f.state = 'outcome_unknown' THEN NULL ELSE c.reserved END, unknown = f.state = 'outcome_unknown'
     FROM failed f
-    WHERE c.run_id = f.run_id AND c.key = f.key AND c.dispatch = f.charged_dispatch AND c.spent IS NULL AND NOT f.refund
+    WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.charged_dispatch AND c.spent IS NULL AND NOT f.refund
 ), refunded AS (
     DELETE FROM charges c USING failed f
-    WHERE c.run_id = f.run_id AND c.key = f.key AND c.dispatch = f.charged_dispatch AND c.spent IS NULL AND f.refund
+    WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.charged_dispatch AND c.spent IS NULL AND f.refund
     RETURNING c.run_id, c.reserved
 ), booked AS (
     UPDATE runs SET charged = runs.charged - d.amount
     FROM (SELECT run_id, sum(reserved) AS amount FROM refunded GROUP BY run_id) AS d
-    WHERE runs.run_id = d.run_id
+    WHERE runs.run_id = ANY (ARRAY[d.run_id])
 )
 SELECT key FROM failed;
 
@@ -216,17 +218,17 @@ WITH accounts AS MATERIALIZED (
     UPDATE receipts r SET state = 'released', revision = r.revision + 1
     FROM unnest($2::bytea[], $3::text[], $4::integer[]) AS a (key, lease_id, dispatch)
     WHERE (SELECT count(*) FROM accounts) >= 0
-        AND r.key = a.key AND r.lease_id = a.lease_id
+        AND r.key = ANY (ARRAY[a.key]) AND r.lease_id = a.lease_id
         AND (r.state = 'queued' AND a.dispatch = 0 OR r.state = 'running' AND r.dispatch = a.dispatch)
     RETURNING r.key, r.run_id, CASE a.dispatch WHEN 0 THEN r.dispatch + 1 ELSE a.dispatch END AS charged_dispatch
 ), refunded AS (
     DELETE FROM charges c USING given_back g
-    WHERE c.run_id = g.run_id AND c.key = g.key AND c.dispatch = g.charged_dispatch AND c.spent IS NULL
+    WHERE c.run_id = ANY (ARRAY[g.run_id]) AND c.key = g.key AND c.dispatch = g.charged_dispatch AND c.spent IS NULL
     RETURNING c.run_id, c.reserved
 ), booked AS (
     UPDATE runs SET charged = runs.charged - d.amount
     FROM (SELECT run_id, sum(reserved) AS amount FROM refunded GROUP BY run_id) AS d
-    WHERE runs.run_id = d.run_id
+    WHERE runs.run_id = ANY (ARRAY[d.run_id])
 )
 SELECT key FROM given_back;
 
@@ -241,17 +243,17 @@ WITH accounts AS MATERIALIZED (
     WHERE (SELECT count(*) FROM accounts) >= 0
 ), refunded AS (
     DELETE FROM charges c USING asked a
-    WHERE c.run_id = a.run_id AND c.key = a.key AND c.dispatch = a.dispatch AND c.spent IS NULL AND a.refund
+    WHERE c.run_id = ANY (ARRAY[a.run_id]) AND c.key = a.key AND c.dispatch = a.dispatch AND c.spent IS NULL AND a.refund
     RETURNING c.run_id, -c.reserved AS difference
 ), kept AS (
     UPDATE charges c SET spent = c.reserved, unknown = false FROM asked a
-    WHERE c.run_id = a.run_id AND c.key = a.key AND c.dispatch = a.dispatch AND c.spent IS NULL AND NOT a.refund AND a.spent IS NULL
+    WHERE c.run_id = ANY (ARRAY[a.run_id]) AND c.key = a.key AND c.dispatch = a.dispatch AND c.spent IS NULL AND NOT a.refund AND a.spent IS NULL
 ), settled AS (
     INSERT INTO charges AS c (run_id, key, dispatch, reserved, spent)
     SELECT a.run_id, a.key, a.dispatch, 0, a.spent
     FROM asked a
     WHERE NOT a.refund AND a.spent IS NOT NULL
-        AND (a.spent > 0 OR EXISTS (SELECT FROM charges e WHERE e.run_id = a.run_id AND e.key = a.key AND e.dispatch = a.dispatch))
+        AND (a.spent > 0 OR EXISTS (SELECT FROM charges e WHERE e.run_id = ANY (ARRAY[a.run_id]) AND e.key = a.key AND e.dispatch = a.dispatch))
     ORDER BY a.key
     ON CONFLICT (run_id, key, dispatch) DO UPDATE SET spent = excluded.spent, unknown = false WHERE c.spent IS NULL
     RETURNING c.run_id, c.spent - c.reserved AS difference
@@ -266,7 +268,7 @@ WITH accounts AS MATERIALIZED (
         SELECT run_id, sum(difference) AS difference
         FROM (SELECT * FROM refunded UNION ALL SELECT * FROM settled) AS moved GROUP BY run_id
     ) AS d
-    WHERE runs.run_id = d.run_id
+    WHERE runs.run_id = ANY (ARRAY[d.run_id])
     RETURNING runs.run_id
 )
 SELECT count(*) FROM booked;

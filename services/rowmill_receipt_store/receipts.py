@@ -157,7 +157,7 @@ class Receipts:
             found = await self._load(rest)
             moved: list[Completed] = []
             for result in rest:
-                at = stored_at(result.dispatch, found[result.key])
+                at = stored_at(result.lease_id, result.dispatch, found[result.key])
                 answers[result.key] = StoreAnswer(state="superseded") if at is None else StoreAnswer(state="stored", completed_at=at)
                 if at is None:
                     moved.append(result)

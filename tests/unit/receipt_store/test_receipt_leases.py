@@ -225,9 +225,12 @@ def test_why_a_lease_was_not_confirmed() -> None:
 def test_a_repeated_completion_is_known_by_its_dispatch_even_beside_a_refresh() -> None:
     refreshing = Found(receipt=receipt("running", dispatch=3, output=output(900.0)))
 
-    assert stored_at(2, refreshing) == 900.0
-    assert stored_at(3, refreshing) is None
-    assert stored_at(1, Found()) is None
+    assert stored_at("ours", 2, refreshing) == 900.0
+    assert stored_at("ours", 3, refreshing) is None
+    assert stored_at("ours", 1, Found()) is None
+    completed = Found(receipt=receipt("completed", lease_id="ours", output=output(900.0)))
+    assert stored_at("ours", 2, completed) == 900.0
+    assert stored_at("mine", 2, completed) is None
 
 
 def test_a_repeated_failure_is_known_by_its_lease_or_on_record() -> None:

@@ -1,0 +1,177 @@
+"""Receipts on a real database, and a caller who asks them tersely."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from decimal import Decimal
+from itertools import count
+from typing import Any, Literal
+
+import pytest
+
+from rowmill.runtime.db import Database
+from rowmill_contracts.receipts import Claim, ClaimAnswer, ClaimReceipts, ConfirmAnswer, HaltRun, LeaseShard, ShardLease, StoreAnswer
+from rowmill_contracts.tools import ToolFailure
+from rowmill_receipt_store.leases import Wanted
+from rowmill_receipt_store.receipts import Receipts
+from rowmill_receipt_store.shards import spending_term
+from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Completed, Failed, Lease, Store
+
+QUEUED, RUNNING, SHARD = 10.0, 60.0, 6.0
+OUTPUT_LIMIT = 4096
+FAILURE = ToolFailure(tool="hunter.find", code="404", message="not found")
+
+_shards = count(1)
+
+
+class Caller:
+    """Asks in the name of one run, under one lease id; `but` gives another caller. Singular calls ask for one key."""
+
+    def __init__(self, receipts: Receipts, *, run: str, lease: str, shard: int | None = None, term: int | None = None, **claim: Any) -> None:
+        self.receipts = receipts
+        self.run = run
+        self.lease = lease
+        self.shard = shard
+        self.term = term
+        self.facts: dict[str, Any] = {"tool": "hunter.find", "effect": "read", "started_at": time.time(), "caller": f"leads/{lease}"} | claim
+
+    def but(self, **changes: Any) -> Caller:
+        own = {"run": self.run, "lease": self.lease, "shard": self.shard, "term": self.term}
+        return Caller(self.receipts, **(own | self.facts | changes))
+
+    def wanted(self, key: bytes, *, confirm: bool = False, only_cached: bool = False, **claim: Any) -> Wanted:
+        facts = {"lease_id": self.lease, "run_id": self.run} | self.facts | claim
+        request = ClaimReceipts(holder="gateway", claims=[], confirm=confirm, only_cached=only_cached, shard=self.shard, term=self.term)
+        return Wanted(key, Claim(key=key.hex(), **facts), request)
+
+    async def claims(self, keys: Sequence[bytes], *, confirm: bool = False, only_cached: bool = False, **claim: Any) -> list[ClaimAnswer]:
+        return await self.receipts.claim([self.wanted(key, confirm=confirm, only_cached=only_cached, **claim) for key in keys])
+
+    async def claim(self, key: bytes, *, confirm: bool = False, only_cached: bool = False, **claim: Any) -> ClaimAnswer:
+        return (await self.claims([key], confirm=confirm, only_cached=only_cached, **claim))[0]
+
+    def held(self, key: bytes, dispatch: int = 0) -> Lease:
+        return Lease(
+            key=key,
+            lease_id=self.lease,
+            run_id=self.run,
+            dispatch=dispatch,
+            shard=self.shard,
+            term=spending_term(self.shard, self.term),
+            batch_id="batch",
+        )
+
+    async def confirm(self, key: bytes) -> ConfirmAnswer:
+        return (await self.receipts.confirm([self.held(key)]))[0]
+
+    async def renew(self, key: bytes) -> bool:
+        return (await self.receipts.renew([self.held(key)]))[0]
+
+    async def release(self, key: bytes, dispatch: int = 0) -> bool:
+        return (await self.receipts.release([self.held(key, dispatch)]))[0]
+
+    def result(self, key: bytes, dispatch: int = 1, output: bytes = b'{"raw":1}', cost: str = "0", *, no_result: bool = False) -> Completed:
+        return Completed(key=key, lease_id=self.lease, dispatch=dispatch, run_id=self.run, output=output, no_result=no_result, cost=Decimal(cost))
+
+    async def complete(self, key: bytes, dispatch: int = 1, output: bytes = b'{"raw":1}', cost: str = "0") -> StoreAnswer:
+        return (await self.receipts.complete([self.result(key, dispatch, output, cost)]))[0]
+
+    async def fail(
+        self, key: bytes, dispatch: int = 1, *, becomes: Literal["failed", "released", "outcome_unknown"] = "failed", refund: bool = False
+    ) -> StoreAnswer:
+        failed = Failed(key=key, lease_id=self.lease, dispatch=dispatch, run_id=self.run, becomes=becomes, failure=FAILURE, refund=refund)
+        return (await self.receipts.fail([failed]))[0]
+
+    async def halt(self, action: Literal["stop", "halt", "resume"], budget: str | None = None) -> str:
+        request = HaltRun(run_id=self.run, action=action, budget=None if budget is None else Decimal(budget))
+        return (await self.receipts.halt_run(request)).state
+
+    async def lease_shard(self, holder: str, shard: int, *, release: bool = False) -> ShardLease:
+        return (await self.receipts.lease_shards(LeaseShard(holder=holder, shards=[shard], release=release))).shards[0]
+
+
+class Books:
+    """Looks into the tables: what is booked for whom."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def charged(self, run: str) -> Decimal | None:
+        """What stands on the run's account; None: it has none."""
+        row = await self._database.fetchrow("SELECT charged FROM runs WHERE run_id = $1", run)
+        return None if row is None else row[0]
+
+    async def charges(self, run: str) -> list[tuple[int, Decimal, Decimal | None, bool]]:
+        """(dispatch, reserved, spent, unknown) of each of the run's charges."""
+        sql = "SELECT dispatch, reserved, spent, unknown FROM charges WHERE run_id = $1 ORDER BY key, dispatch"
+        return [tuple(row) for row in await self._database.fetch(sql, run)]
+
+    async def balanced(self, run: str) -> bool:
+        """The account is the sum of the charges."""
+        sql = "SELECT coalesce(sum(coalesce(spent, reserved)), 0) FROM charges WHERE run_id = $1"
+        row = await self._database.fetchrow(sql, run)
+        return row is not None and row[0] == await self.charged(run)
+
+    async def state(self, key: bytes) -> str:
+        row = await self._database.fetchrow("SELECT state FROM receipts WHERE key = $1", key)
+        return "" if row is None else row[0]
+
+
+def new_key() -> bytes:
+    return secrets.token_bytes(32)
+
+
+def new_keys(number: int) -> list[bytes]:
+    return [new_key() for _ in range(number)]
+
+
+def new_run() -> str:
+    return f"run-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def key() -> bytes:
+    return new_key()
+
+
+@pytest.fixture
+def shard() -> int:
+    """A shard that no other test of the module uses."""
+    return next(_shards)
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    found = await Database.connect(database_url, schema=SCHEMA, server_settings=SERVER_SETTINGS)
+    await found.migrate("rowmill_receipt_store")
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+def store(database: Database) -> Store:
+    return Store(database, queued_lease=QUEUED, running_lease=RUNNING, shard_lease=SHARD, answer_bytes=2 * OUTPUT_LIMIT)
+
+
+@pytest.fixture
+def receipts(store: Store) -> Receipts:
+    return Receipts(store, held_poll=0.25, output_limit=OUTPUT_LIMIT)
+
+
+@pytest.fixture
+def ann(receipts: Receipts) -> Caller:
+    """A caller for one run."""
+    return Caller(receipts, run=new_run(), lease=f"ann-{secrets.token_hex(4)}")
+
+
+@pytest.fixture
+def bob(receipts: Receipts) -> Caller:
+    """A caller for another run."""
+    return Caller(receipts, run=new_run(), lease=f"bob-{secrets.token_hex(4)}")
+
+
+@pytest.fixture
+def books(database: Database) -> Books:
+    return Books(database)

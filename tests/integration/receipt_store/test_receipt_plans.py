@@ -1,0 +1,78 @@
+"""The receipts are reached by their key, however few or many they are (FACTS.md, "Pin the receipt plans")."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rowmill.runtime.db import Connection, Database
+from rowmill_receipt_store.store import QUERIES
+
+pytestmark = pytest.mark.servers
+
+BY_KEY = ["claim", "load", "doubt", "confirm", "renew", "complete", "fail", "release", "settle_charges"]
+
+FILL = (
+    """
+    INSERT INTO receipts (
+        key, revision, state, dispatch, lease_id, holder, run_id, caller, org, tool, effect, reserved, took_over, expires_at, output
+    )
+    SELECT sha256(n::text::bytea), 1, 'completed', 1, 'lease', 'holder', 'run', 'leads/' || n, '', 'tool', 'read', 0, false, now(), '{"raw": 1}'
+    FROM generate_series($1::bigint, $2::bigint) AS n
+    """,
+    "INSERT INTO failures SELECT sha256(n::text::bytea), 'run', 1, '{}', now() FROM generate_series($1::bigint, $2::bigint) AS n",
+    "INSERT INTO charges SELECT 'run' || n % 10, sha256(n::text::bytea), 1, 0.01 FROM generate_series($1::bigint, $2::bigint) AS n",
+    "INSERT INTO runs SELECT 'run' || n, 'running', '', NULL, 0 FROM generate_series($1::bigint, $2::bigint) AS n",
+)
+
+
+async def refill(database: Database, rows: int) -> None:
+    await database.execute("TRUNCATE receipts, failures, charges, runs")
+    for start in range(1, rows + 1, 100_000):
+        for statement in FILL:
+            await database.execute(statement, start, min(rows, start + 99_999))
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+async def generic_plan(connection: Connection, name: str) -> list[dict[str, Any]]:
+    """The plan that the service's connections use for every execution, whatever the arguments."""
+    statement = await connection.prepare(QUERIES[name])
+    nothing = ", ".join(["NULL"] * len(statement.get_parameters()))
+    explained = await connection.fetchval(f'EXPLAIN (FORMAT JSON) EXECUTE "{statement.get_name()}"({nothing})')
+    return list(nodes(json.loads(explained)[0]["Plan"]))
+
+
+async def check_plans(database: Database) -> None:
+    """Tables are read by probing their indexes, once for each key asked, and in no other way. (There are sixteen shards: let it.)"""
+    async with database.pool.acquire() as connection:
+        for name in BY_KEY:
+            plan = await generic_plan(connection, name)
+            for node in plan:
+                if node.get("Relation Name", "shards") != "shards" and node["Node Type"] != "ModifyTable":
+                    assert node["Node Type"] == "Bitmap Heap Scan" or "Index Cond" in node, (name, node)
+            conditions = [node["Index Cond"] for node in plan if node.get("Index Name") == "receipts_pkey"]
+            assert conditions == ([] if name in {"claim", "settle_charges"} else ["(key = ANY (ARRAY[a.key]))"]), name
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 40, 1_000])
+async def test_statements_probe_tables_by_their_key(rows: int, database: Database) -> None:
+    await refill(database, rows)
+    await check_plans(database)
+    await database.execute("VACUUM ANALYZE")
+    await check_plans(database)
+
+
+@pytest.mark.long
+async def test_statements_probe_tables_of_a_million_rows_by_their_key(database: Database) -> None:
+    await refill(database, 1_000_000)
+    await check_plans(database)
+    await database.execute("VACUUM ANALYZE")
+    await check_plans(database)
