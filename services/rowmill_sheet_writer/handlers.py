@@ -12,7 +12,7 @@ from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery, Rejected
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.envelope import PAGE_BYTES
-from rowmill_contracts.rows import LookupRows, ReadCounts, ReadRow, ReadRows, RowsLooked, RowsRead, RowsSettled
+from rowmill_contracts.rows import LookupRows, QuerySheets, ReadCounts, ReadRow, ReadRows, RowsLooked, RowsRead, RowsSettled, SheetsQueried
 from rowmill_contracts.runs import RowsCommitted
 from rowmill_sheet_writer.announcing import Announcer
 from rowmill_sheet_writer.counts import DatasetId
@@ -20,6 +20,7 @@ from rowmill_sheet_writer.deciding import Lookup
 from rowmill_sheet_writer.events import settled_events
 from rowmill_sheet_writer.looking import Looked, look_up
 from rowmill_sheet_writer.merging import Merger
+from rowmill_sheet_writer.querying import refusal
 from rowmill_sheet_writer.reading import places, read_row, size_of
 from rowmill_sheet_writer.settings import SheetWriterSettings
 from rowmill_sheet_writer.settling import Settled, committed_message, settle_messages
@@ -43,6 +44,7 @@ class Handlers:
         self._bus = bus
         self._store = store
         self._announcer = announcer
+        self._query_timeout = settings.query_timeout
         bounds = {"max_rows": settings.merge_rows, "max_bytes": settings.merge_bytes, "at_once": settings.merges_at_once}
         self._settling: Merger[RowsSettled, _Told] = Merger(self._settle_all, **bounds)
         self._looking: Merger[Lookup, Looked] = Merger(self._look_up_all, **bounds)
@@ -64,6 +66,8 @@ class Handlers:
                 await self._bus.reply(delivery, await self._read_rows(request))
             case ReadCounts() as request:
                 await self._bus.reply(delivery, await self._read_counts(request))
+            case QuerySheets() as request:
+                await self._bus.reply(delivery, await self._query(request))
             case other:
                 raise Rejected(f"{other.message_type} does not belong on this queue")
 
@@ -133,3 +137,9 @@ class Handlers:
         if found is None:
             return RowsCommitted(run_id=request.run_id, dataset=request.dataset, counts=Counts(), version=0)
         return committed_message(dataset_id, *found)
+
+    async def _query(self, request: QuerySheets) -> SheetsQueried:
+        refused = refusal(request.sql)
+        if refused is not None:
+            return refused
+        return await self._store.query(request.sql, request.parameters, limit=request.limit, offset=request.offset, timeout=self._query_timeout)

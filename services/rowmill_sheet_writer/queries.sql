@@ -149,3 +149,9 @@ SELECT event_id, routing_key, message_type, run_id, body FROM events_owed WHERE 
 
 -- name: delete_owed
 DELETE FROM events_owed WHERE event_id = ANY($1::text[])
+
+-- name: become_reader
+-- For what is left of a transaction that will be rolled back: may only read the views, for $1 milliseconds a statement, planned as usual.
+SELECT set_config('statement_timeout', $1, true), set_config('transaction_read_only', 'on', true), set_config('search_path', 'sheet_views', true),
+       set_config('enable_hashjoin', 'on', true), set_config('enable_mergejoin', 'on', true), set_config('enable_seqscan', 'on', true),
+       set_config('role', 'rowmill_sheet_reader', true)

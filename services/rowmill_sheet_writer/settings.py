@@ -18,6 +18,8 @@ class SheetWriterSettings(ServiceSettings):
     merges_at_once: int = 2
     """Transactions of one kind at once: while the database works on one, the next is prepared."""
 
+    query_timeout: Seconds = 20.0
+    """How long a statement that somebody asked may run."""
     event_confirm: Seconds = 2.0
     """How long a settled message waits for its events' confirms, before they are noted as owed and sent later."""
     owed_batch: int = 20

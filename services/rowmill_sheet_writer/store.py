@@ -12,12 +12,14 @@ from rowmill.errors import MalformedMessage
 from rowmill.runtime.db import Connection, Database, Queries
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.envelope import EMPTY_OBJECT, encode
+from rowmill_contracts.rows import SheetsQueried
 from rowmill_contracts.runs import PageProgress
 from rowmill_sheet_writer.counts import DatasetCounts, DatasetId, Raise
 from rowmill_sheet_writer.deciding import Renewal
 from rowmill_sheet_writer.events import Event, OwedEvent
 from rowmill_sheet_writer.marks import End, letter_of, rank_of
 from rowmill_sheet_writer.pages import PageId, PageRecord
+from rowmill_sheet_writer.querying import refused, sheets_queried
 from rowmill_sheet_writer.reading import StoredCells
 from rowmill_sheet_writer.reuse import StoredRow
 from rowmill_sheet_writer.settlement import RowId, RowWrite
@@ -171,6 +173,38 @@ class Store:
             StoredCells(status, bool(shadows), bool(kept), input_row, values, meta_text, _problem_of(error))
             for status, shadows, kept, input_row, values, meta_text, error in records
         ]
+
+    async def query(self, sql: str, parameters: list[Any], *, limit: int, offset: int, timeout: float) -> SheetsQueried:
+        """Rows ``offset`` to ``offset + limit - 1`` of a statement's result, run as a role that may only read the views.
+
+        ``timeout``: seconds for the statement. Its errors are the answer; nothing that it sets outlives it.
+        """
+
+        async def ask(connection: Connection) -> SheetsQueried:
+            await connection.execute(QUERIES["become_reader"], str(max(1, int(timeout * 1000))))
+            statement = await connection.prepare(sql)
+            attributes = statement.get_attributes()
+            if not attributes:
+                return refused("only statements that return rows can be asked")
+            cursor = await statement.cursor(*parameters)
+            if offset:
+                await cursor.forward(offset)
+            records = await cursor.fetch(limit)
+            return sheets_queried([a.name for a in attributes], [a.type.name for a in attributes], [tuple(r) for r in records])
+
+        async def work(connection: Connection) -> SheetsQueried:
+            asking = connection.transaction()  # a savepoint, always rolled back: what the statement may have set goes with it
+            await asking.start()
+            try:
+                answer = await ask(connection)
+            except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                if connection.is_closed():
+                    raise
+                answer = refused(str(error))
+            await asking.rollback()
+            return answer
+
+        return await self._database.transact(work)
 
     async def add_owed(self, events: Iterable[Event]) -> None:
         rows = [(e.message.event_id, e.routing_key, e.message.message_type, e.message.run_id, encode(e.message)) for e in events]
