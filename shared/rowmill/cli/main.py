@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rowmill.cli import dev, serve
+from rowmill.cli import dev, dlq, plays, run, runs, serve, up
 from rowmill.errors import RowmillError, UsageError
 
 
@@ -67,5 +67,10 @@ def _options(context: typer.Context, *, debug: DebugOption = False, version: Ver
 
 
 # One line per command or group of commands.
+app.command("run")(run.run)
+app.command("up")(up.up)
 app.command("serve")(serve.serve)
+app.add_typer(plays.app, name="plays")
+app.add_typer(runs.app, name="runs")
+app.add_typer(dlq.app, name="dlq")
 app.add_typer(dev.servers_app, name="dev")

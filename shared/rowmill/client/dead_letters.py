@@ -69,6 +69,10 @@ def _read(queue: str, message: aio_pika.abc.AbstractIncomingMessage) -> DeadLett
         value = headers.get(HEADER + name)
         return float(value) if isinstance(value, int | float) else None
 
+    def seconds(name: str) -> float | None:
+        milliseconds = number(name)
+        return None if milliseconds is None else milliseconds / 1000
+
     reason = headers.get("x-first-death-reason")
     return DeadLetter(
         queue=queue,
@@ -78,8 +82,8 @@ def _read(queue: str, message: aio_pika.abc.AbstractIncomingMessage) -> DeadLett
         error=text("error"),
         service=text("service"),
         attempts=int(number("attempts") or 0),
-        first_failure=number("first-failure"),
-        last_failure=number("last-failure"),
+        first_failure=seconds("first-failure-ms"),
+        last_failure=seconds("last-failure-ms"),
         traceback_digest=text("traceback-digest"),
         exchange=text("exchange"),
         key=text("key"),

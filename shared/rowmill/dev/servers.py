@@ -76,6 +76,12 @@ class Servers:
             "database": database.describe() if database else absent,
         }
 
+    def running_broker_url(self) -> str | None:
+        """Where this project's broker answers now; None if it does not. Nothing is started."""
+        found = self._recorded()
+        broker = self._broker or (found.broker if found else None)
+        return broker.url if broker is not None and broker.running else None
+
     def stop(self) -> bool:
         """Stop what is ours, cleanly, keeping its data; whether there was anything to stop."""
         with self._lock():

@@ -349,13 +349,24 @@ class Bus:
             return
 
         async def on_message(session: Session, incoming: AbstractIncomingMessage) -> None:
-            task = asyncio.current_task()
-            if task is not None:
-                self._handling.add(task)
-                task.add_done_callback(self._handling.discard)
+            self._track()
             await self._handle(session, queue, handler, incoming, undecodable)
 
         await self._subscribe(Subscription(queue, on_message, prefetch))
+
+    async def handle(
+        self, incoming: AbstractIncomingMessage, queue: str, handler: Handler, *, undecodable: Literal["bury", "hand over"] = "bury"
+    ) -> None:
+        """Handle a message that another client received, by the same rules as those of `consume`; acknowledged on the channel it came by."""
+        self._track()
+        await self._handle(None, queue, handler, incoming, undecodable)
+
+    def _track(self) -> None:
+        """Have `stop` wait for the task that runs now."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._handling.add(task)
+            task.add_done_callback(self._handling.discard)
 
     async def _subscribe(self, subscription: Subscription) -> None:
         self._subscriptions[subscription.queue] = subscription
@@ -376,7 +387,7 @@ class Bus:
 
     async def _handle(
         self,
-        session: Session,
+        session: Session | None,
         queue: str,
         handler: Handler,
         incoming: AbstractIncomingMessage,
@@ -461,8 +472,8 @@ class Bus:
             headers={**headers, **subject},
         )
 
-    async def _acknowledge(self, session: Session, incoming: AbstractIncomingMessage) -> None:
-        if session.ended.is_set():
+    async def _acknowledge(self, session: Session | None, incoming: AbstractIncomingMessage) -> None:
+        if session is not None and session.ended.is_set():
             return  # the broker delivers it again; its effect is stored
         try:
             await incoming.ack()

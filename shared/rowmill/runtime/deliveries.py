@@ -53,8 +53,8 @@ def death_headers(
         "x-rowmill-error": str(error)[:2000],
         "x-rowmill-traceback-digest": hashlib.sha256(trace.encode("utf-8", "replace")).hexdigest()[:16],
         "x-rowmill-attempts": attempts,
-        "x-rowmill-first-failure": first_failure,
-        "x-rowmill-last-failure": last_failure,
+        "x-rowmill-first-failure-ms": int(first_failure * 1000),  # AMQP headers carry floats in single precision: minutes off
+        "x-rowmill-last-failure-ms": int(last_failure * 1000),
         "x-rowmill-exchange": exchange,
         "x-rowmill-key": key,
     }

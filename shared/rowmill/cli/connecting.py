@@ -1,0 +1,43 @@
+"""How commands that only ask find the services: the configured broker, else the project's own servers if they run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from rowmill.dev.servers import Servers
+from rowmill.errors import UnavailableError
+from rowmill.project import Project
+
+ResultT = TypeVar("ResultT")
+
+
+def broker_url() -> str:
+    """The broker that this project's commands talk to.
+
+    Raises:
+        UnavailableError: none is configured and the project's own does not run; says how to start one.
+
+    """
+    project = Project.find(Path.cwd())
+    if project.settings.broker is not None:
+        return project.settings.broker
+    found = Servers(project.folder).running_broker_url()
+    if found is None:
+        raise UnavailableError(
+            f"no broker: ROWMILL_BROKER_URL is not set, and no servers of {project.folder} run; `rowmill up` starts servers and services, "
+            "`rowmill dev up` the servers alone"
+        )
+    return found
+
+
+def asked(question: Callable[[str], Awaitable[ResultT]]) -> ResultT:
+    """Ask the services a question, given the broker's URL."""
+    url = broker_url()
+
+    async def ask() -> ResultT:
+        return await question(url)
+
+    return asyncio.run(ask())

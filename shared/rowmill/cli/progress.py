@@ -1,0 +1,128 @@
+"""What a person sees while a run goes, and when it is over."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from rowmill_contracts.counts import Counts
+from rowmill_contracts.events import DatasetEvent, RunEvent
+from rowmill_contracts.runs import RunSummary
+
+PLAIN_SECONDS = 2.0
+"""Where stderr is no terminal, one line this often."""
+
+
+class Progress:
+    """Live counts on stderr, from the run's events: a table at a terminal, else a line every two seconds."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, refresh_per_second=8, transient=True) if self._console.is_terminal else None
+        self._staged = 0
+        self._state = "staging"
+        self._waiting_for = ""
+        self._run_id = ""
+        self._counts: dict[str, Counts] = {}
+        self._totals: dict[str, int | None] = {}
+        self._started = time.monotonic()
+        self._printed = 0.0
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def staged(self, rows: int) -> None:
+        self._staged = rows
+        self._show()
+
+    def run_started(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._state = "queued"
+        self._started = time.monotonic()
+        self._console.print(f"rowmill: staged {self._staged} rows; run {run_id}", highlight=False)
+
+    def run_state(self, event: RunEvent) -> None:
+        self._state = event.state
+        self._waiting_for = event.waiting_for or ""
+        self._show()
+
+    def dataset(self, event: DatasetEvent) -> None:
+        known = self._counts.get(event.dataset)
+        if known is None or event.counts.terminal >= known.terminal:
+            self._counts[event.dataset] = event.counts
+            self._totals[event.dataset] = event.total_rows
+        self._show()
+
+    def _show(self) -> None:
+        if self._live is not None:
+            self._live.update(self._table())
+        elif time.monotonic() - self._printed >= PLAIN_SECONDS and self._counts:
+            self._printed = time.monotonic()
+            for name, counts in self._counts.items():
+                self._console.print(f"rowmill: {name}: {_line(counts, self._rate(counts))}", highlight=False, soft_wrap=True)
+
+    def _rate(self, counts: Counts) -> float:
+        return counts.terminal / max(time.monotonic() - self._started, 0.001)
+
+    def _table(self) -> Table:
+        table = Table(title=f"run {self._run_id}: {self._state}" if self._run_id else f"staging: {self._staged} rows", title_justify="left")
+        for column in ("dataset", "admitted", "done", "failed", "reused", "rows/s", "calls", "cost"):
+            table.add_column(column, justify="left" if column == "dataset" else "right")
+        for name, counts in self._counts.items():
+            total = self._totals.get(name)
+            admitted = f"{counts.admitted}/{total}" if total is not None else str(counts.admitted)
+            done = str(counts.completed)
+            figures = (str(counts.failed), str(counts.reused), f"{self._rate(counts):.0f}", str(counts.calls), str(counts.cost))
+            table.add_row(name, admitted, done, *figures)
+        return table
+
+
+def _line(counts: Counts, rate: float) -> str:
+    return (
+        f"admitted {counts.admitted}, done {counts.completed}, failed {counts.failed}, reused {counts.reused}, "
+        f"{rate:.0f} rows/s, calls {counts.calls}, cost {counts.cost}"
+    )
+
+
+def shown(summary: RunSummary, seconds: float, out: Path | None, written: int | None, *, as_json: bool) -> str:
+    """The end of a run for a person, or as one JSON object."""
+    counts = msgspec.to_builtins(summary.counts)
+    if as_json:
+        document: dict[str, Any] = {
+            "run_id": summary.run_id,
+            "state": summary.state,
+            "counts": counts,
+            "output": msgspec.json.decode(summary.output),
+            "error": None if summary.error is None else msgspec.to_builtins(summary.error),
+            "seconds": round(seconds, 3),
+            "out": None if out is None else str(out),
+            "written": written,
+        }
+        return msgspec.json.encode(document).decode()
+    total = summary.counts
+    lines = [
+        f"run {summary.run_id} {summary.state} in {seconds:.1f} s",
+        (
+            f"  rows: {total.admitted} admitted, {total.completed} completed, {total.failed} failed, {total.cancelled} cancelled, "
+            f"{total.reused} reused, {total.duplicates} duplicates"
+        ),
+        f"  calls: {total.calls} made live, cost {total.cost}",
+    ]
+    if summary.error is not None:
+        lines.append(f"  error: {summary.error.message} ({summary.error.code})")
+    if out is not None:
+        lines.append(f"  {written} rows written to {out}")
+    return "\n".join(lines)

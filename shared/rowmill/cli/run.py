@@ -1,0 +1,113 @@
+"""`rowmill run`: stage a file, run a play over it, write the enriched rows."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rowmill.errors import UsageError
+
+if TYPE_CHECKING:
+    from rowmill.plays import Play
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+
+def run(
+    play: Annotated[str, typer.Argument(help="module:attribute, or a registered name.")],
+    csv: Annotated[Path | None, typer.Option("--csv", help="File that fills the play's only staged input: CSV, TSV, JSONL or Parquet.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Where the rows go: .csv, .tsv, .jsonl or .parquet.")] = None,
+    inputs: Annotated[list[str] | None, typer.Option("--input", help="name=value, or name=@FILE for a staged input; may be repeated.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="Work the first N rows only.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Money that the run may spend at most; then it waits.")] = None,
+    force: Annotated[str | None, typer.Option(help="Do again what is on record: tools, failed, steps or all.")] = None,
+    run_id: Annotated[str | None, typer.Option("--run-id", help="Name the run; the same name again is the same run.")] = None,
+    delimiter: Annotated[str | None, typer.Option(help="The CSV's delimiter, if detection is wrong.")] = None,
+    quote: Annotated[str | None, typer.Option(help="The CSV's quote character.")] = None,
+    encoding: Annotated[str | None, typer.Option(help="The file's encoding.")] = None,
+    bad_rows: Annotated[Path | None, typer.Option("--bad-rows", help="Set records of wrong width aside in this file and go on.")] = None,
+    flatten: Annotated[bool, typer.Option("--flatten", help="Write members of objects as columns of their own.")] = False,
+    allow_failed: Annotated[bool, typer.Option("--allow-failed", help="Exit with 0 although rows failed.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Start the run and leave; needs running services.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Run a play over a file and write the enriched rows.
+
+    Uses the services that run; starts a private set for this command when none do. Exits with 1 if the run or rows failed.
+    """
+    from rowmill.cli.running import RunRequest, carry_out  # noqa: PLC0415 - loads the client
+    from rowmill.inputs import open_source  # noqa: PLC0415
+    from rowmill.outputs import check_output  # noqa: PLC0415
+    from rowmill.project import Project  # noqa: PLC0415
+
+    if out is not None:
+        check_output(out)
+    project = Project.find(Path.cwd())
+    project.load()
+    found = project.play(play)
+    given = _inputs(found, inputs or [])
+    if csv is not None:
+        given[found.rows_field()] = open_source(csv, delimiter=delimiter, quote=quote, encoding=encoding, bad_rows=bad_rows)
+    request = RunRequest(
+        project=project,
+        play=found,
+        given=given,
+        options={"run_id": run_id, "limit": limit, "budget": _money(budget), "force": _force(force)},
+        out=out,
+        flatten=flatten,
+        detach=detach,
+        as_json=as_json,
+    )
+    status = carry_out(request)
+    if status.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if not status.completed or (status.failed_rows and not allow_failed):
+        raise typer.Exit(1)
+
+
+def _inputs(play: Play[Any, Any], assignments: list[str]) -> dict[str, Any]:
+    """``name=value`` pairs: JSON where it parses (numbers, true, objects), else text; ``name=@FILE`` opens a staged input."""
+    from rowmill.inputs import open_source  # noqa: PLC0415
+
+    given: dict[str, Any] = {}
+    for assignment in assignments:
+        name, found, value = assignment.partition("=")
+        if not found or not name:
+            raise UsageError(f"--input {assignment!r}: write name=value, or name=@FILE")
+        if name in play.rows_fields:
+            if not value.startswith("@"):
+                raise UsageError(f"--input {name}: it is a staged input, so name a file: {name}=@FILE")
+            given[name] = open_source(Path(value[1:]))
+        else:
+            given[name] = _value(value)
+    return given
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _money(text: str | None) -> Decimal | None:
+    if text is None:
+        return None
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        raise UsageError(f"--budget {text!r} is not an amount; write it as 5.00") from None
+    if not amount.is_finite() or amount < 0:
+        raise UsageError(f"--budget {text!r} must be zero or more")
+    return amount
+
+
+def _force(word: str | None) -> str | None:
+    if word not in {None, "tools", "failed", "steps", "all"}:
+        raise UsageError(f"--force {word!r}: say tools, failed, steps or all")
+    return word

@@ -1,0 +1,164 @@
+"""Carrying out `rowmill run`: start or find what is needed, show progress, write rows, say how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rowmill.cli.progress import Progress, shown
+from rowmill.client.client import Client
+from rowmill.client.jobs import OVER, Job
+from rowmill.client.reading import SheetReader
+from rowmill.dev.working_set import missing_services, working_set
+from rowmill.errors import UnavailableError
+from rowmill.handles import Handle, HandleReference
+from rowmill.outputs import RowWriter
+from rowmill.plays import Play
+from rowmill.project import Project
+from rowmill_contracts.events import DatasetEvent, RunEvent
+from rowmill_contracts.runs import DatasetSummary, RunSummary
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What a person asked for."""
+
+    project: Project
+    play: Play[Any, Any]
+    given: dict[str, Any]
+    options: dict[str, Any]
+    out: Path | None = None
+    flatten: bool = False
+    detach: bool = False
+    as_json: bool = False
+
+
+@dataclass
+class RunStatus:
+    """How the command ended."""
+
+    completed: bool = False
+    failed_rows: int = 0
+    interrupted: bool = False
+    summary: dict[str, Any] = field(default_factory=dict)
+
+
+def carry_out(request: RunRequest) -> RunStatus:
+    """Run to the end (or detach), with progress on stderr and the summary on stdout."""
+    settings = request.project.settings
+    if request.detach:
+        if settings.broker is None:
+            raise UnavailableError("--detach needs services that stay: set ROWMILL_BROKER_URL, or start them with `rowmill up`")
+        missing = asyncio.run(missing_services(settings.broker))
+        if missing:
+            raise UnavailableError(f"--detach needs running services; missing: {', '.join(missing)} (`rowmill up` starts them)")
+        return asyncio.run(_detached(settings.broker, request))
+    with working_set(request.project.folder, broker_url=settings.broker, database_url=settings.database, report=_say) as found:
+        return asyncio.run(_followed(found.broker_url, request))
+
+
+async def _detached(broker_url: str, request: RunRequest) -> RunStatus:
+    async with Client(broker_url, row_events=False) as client:
+        job = await client.start(request.play, input=request.given, **request.options)
+    print(json.dumps({"run_id": job.run_id}) if request.as_json else job.run_id)
+    return RunStatus(completed=True)
+
+
+async def _followed(broker_url: str, request: RunRequest) -> RunStatus:
+    async with Client(broker_url, row_events=False) as client:
+        with Progress() as progress:
+            started = time.monotonic()
+            job = await client.start(request.play, input=request.given, on_staged=progress.staged, **request.options)
+            progress.run_started(job.run_id)
+            summary = await _until_over(job, progress)
+        if summary is None:
+            _say(
+                f"interrupted. The run {job.run_id} is stored as far as it got; nothing paid for is lost. "
+                f"Start the same command again, or let it go on with `rowmill up`"
+            )
+            return RunStatus(interrupted=True)
+        written = await _write(client, summary, request) if request.out is not None else None
+        status = RunStatus(completed=summary.state == "completed", failed_rows=summary.counts.failed)
+        print(shown(summary, time.monotonic() - started, request.out, written, as_json=request.as_json))
+        return status
+
+
+async def _until_over(job: Job, progress: Progress) -> RunSummary | None:
+    """The run's end, or None when the person pressed Ctrl-C."""
+    interrupted = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
+    following = asyncio.ensure_future(_follow(job, progress))
+    waiting = asyncio.ensure_future(interrupted.wait())
+    try:
+        both: list[asyncio.Future[Any]] = [following, waiting]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        return following.result() if following.done() else None
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        for task in (following, waiting):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def _follow(job: Job, progress: Progress) -> RunSummary:
+    async for event in job.events():
+        if isinstance(event, DatasetEvent):
+            progress.dataset(event)
+        elif isinstance(event, RunEvent):
+            progress.run_state(event)
+    summary = await job.wait()
+    if summary.state not in OVER:
+        raise UnavailableError(f"run {job.run_id} is {summary.state}")
+    return summary
+
+
+async def _write(client: Client, summary: RunSummary, request: RunRequest) -> int:
+    """Write the rows of the run's main dataset to the output file; returns how many."""
+    dataset = _main_dataset(summary)
+    path = request.out
+    if dataset is None or path is None:
+        _say("the run has no dataset, so there are no rows to write")
+        return 0
+    inputs = next((source.columns for source in request.given.values() if hasattr(source, "encoded_pages")), None)
+    reader = SheetReader(client.bus)
+    with RowWriter(path, input_columns=inputs, output_columns=dataset.columns, flatten=request.flatten) as writer:
+        async for row in reader.rows(summary.run_id, dataset.dataset):
+            if row.mark == "skipped":
+                continue
+            writer.write(msgspec.json.decode(row.data), row.mark, None if row.error is None else f"{row.error.code}: {row.error.message}")
+        return writer.rows
+
+
+def _main_dataset(summary: RunSummary) -> DatasetSummary | None:
+    """The dataset that the play's output names first, else the first one it opened."""
+    by_name = {dataset.dataset: dataset for dataset in summary.datasets}
+    for name in _handles(msgspec.json.decode(summary.output)):
+        if name in by_name:
+            return by_name[name]
+    return summary.datasets[0] if summary.datasets else None
+
+
+def _handles(output: Any) -> list[str]:
+    from rowmill.encoding.values import decode_value  # noqa: PLC0415
+
+    def walk(value: Any) -> list[str]:
+        if isinstance(value, Handle | HandleReference):
+            return [value.dataset]
+        members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        return [name for member in members for name in walk(member)]
+
+    return walk(decode_value(output, "output"))
+
+
+def _say(line: str) -> None:
+    print(f"rowmill: {line}", file=sys.stderr)

@@ -1,0 +1,91 @@
+"""`rowmill runs`: what ran, what runs, how it ended."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from rowmill.errors import UsageError
+
+app = typer.Typer(help="Runs: what ran, what runs, how it ended.", no_args_is_help=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("list")
+def list_runs(
+    play: Annotated[str | None, typer.Option(help="Only runs of this play.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List runs, newest first."""
+    import msgspec  # noqa: PLC0415 - commands load what they need
+
+    from rowmill.cli.connecting import asked  # noqa: PLC0415
+    from rowmill.client.client import Client  # noqa: PLC0415
+    from rowmill_contracts.runs import RunSummary  # noqa: PLC0415
+
+    async def question(url: str) -> list[RunSummary]:
+        async with Client(url, row_events=False) as client:
+            return await client.runs(play=play, limit=limit)
+
+    runs = asked(question)
+    if as_json:
+        print(msgspec.json.encode([_document(run) for run in runs]).decode())
+        return
+    if not runs:
+        print("no runs yet")
+    for run in runs:
+        counts = run.counts
+        print(
+            f"{run.run_id}  {run.play:16} {run.state:10} {_time(run.created_at)}  "
+            f"{counts.terminal}/{counts.admitted} rows, {counts.failed} failed, cost {counts.cost}"
+        )
+
+
+@app.command("get")
+def get(run_id: str, as_json: JsonOption = False) -> None:
+    """Show one run: state, counts, datasets, output, error."""
+    import msgspec  # noqa: PLC0415 - commands load what they need
+
+    from rowmill.cli.connecting import asked  # noqa: PLC0415
+    from rowmill.client.client import Client  # noqa: PLC0415
+    from rowmill_contracts.runs import RunSummary  # noqa: PLC0415
+
+    async def question(url: str) -> RunSummary | None:
+        async with Client(url, row_events=False) as client:
+            return await (await client.job(run_id)).status()
+
+    run = asked(question)
+    if run is None:
+        raise UsageError(f"there is no run {run_id!r}; `rowmill runs list` shows those there are")
+    document = _document(run)
+    if as_json:
+        print(msgspec.json.encode(document).decode())
+        return
+    for name, value in document.items():
+        if name != "datasets":
+            print(f"{name:12} {value}")
+    for dataset in run.datasets:
+        counts = dataset.counts
+        print(
+            f"dataset      {dataset.dataset} ({dataset.state}): {counts.admitted} admitted, {counts.completed} completed, {counts.failed} failed, "
+            f"{counts.cancelled} cancelled, {counts.reused} reused, {counts.duplicates} duplicates"
+        )
+
+
+def _document(run: Any) -> dict[str, Any]:
+    import msgspec  # noqa: PLC0415
+
+    document: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(run, output=msgspec.Raw(b"null")), enc_hook=lambda _raw: None)
+    document["output"] = msgspec.json.decode(run.output)
+    for name in ("created_at", "started_at", "finished_at"):
+        if document.get(name):
+            document[name] = _time(document[name])
+    return document
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,59 @@
+"""`rowmill up`: servers and all five services, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+
+def up(
+    executors: Annotated[int, typer.Option(min=1, help="Row-executor processes.")] = 1,
+    gateways: Annotated[int, typer.Option(min=1, help="Tool-gateway processes.")] = 1,
+) -> None:
+    """Start the broker, the database (unless given) and the five services for this project, and keep them up until Ctrl-C."""
+    from rowmill.dev.servers import FOLDER_NAME, Servers  # noqa: PLC0415 - commands load what they need
+    from rowmill.dev.services import ServiceSet  # noqa: PLC0415
+    from rowmill.dev.working_set import missing_services  # noqa: PLC0415
+    from rowmill.errors import UsageError  # noqa: PLC0415
+    from rowmill.project import Project  # noqa: PLC0415
+    from rowmill.runtime.hosting import SERVICES  # noqa: PLC0415
+
+    project = Project.find(Path.cwd())
+    project.load()
+    servers = Servers(project.folder, broker_url=project.settings.broker, database_url=project.settings.database)
+    nodes = servers.ensure(report=_say)
+    running = [name for name in SERVICES if name not in asyncio.run(missing_services(nodes.broker.url))]
+    if running:
+        raise UsageError(f"services run on this broker already: {', '.join(running)}")
+    environment = {
+        "ROWMILL_BROKER_URL": nodes.broker.url,
+        "ROWMILL_DATABASE_URL": nodes.database.url,
+        "ROWMILL_PROJECT": str(project.folder),
+    }
+    services = ServiceSet(environment, project.folder / FOLDER_NAME / "logs", copies={"row-executor": executors, "tool-gateway": gateways})
+    services.start()
+    _say(f"services are starting; logs are in {project.folder / FOLDER_NAME / 'logs'}; Ctrl-C stops them (the servers stay: `rowmill dev down`)")
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        while True:
+            time.sleep(1.0)
+            services.raise_if_broken()
+    except KeyboardInterrupt:
+        _say("stopping the services")
+    finally:
+        services.stop()
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _say(line: str) -> None:
+    print(f"rowmill: {line}", file=sys.stderr)
