@@ -176,10 +176,14 @@ class SheetsQueried(Message, frozen=True, kw_only=True):
     error: Problem | None = None
 
 
+_columns_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""A row's columns, each value as its own text: numbers keep their digits."""
+
+
 def joined(input_row: msgspec.Raw, values: msgspec.Raw, *, shadows: bool = False) -> msgspec.Raw:
-    """Input columns and output columns as one JSON object, without decoding either unless a name stands in both (the output wins)."""
+    """Input columns and output columns as one JSON object, without decoding a value; where a name stands in both, the output wins."""
     if shadows:
-        return msgspec.Raw(msgspec.json.encode({**msgspec.json.decode(input_row), **msgspec.json.decode(values)}))
+        return msgspec.Raw(msgspec.json.encode({**_columns_of(input_row), **_columns_of(values)}))
     left, right = bytes(input_row).strip(), bytes(values).strip()
     if right == b"{}":
         return msgspec.Raw(left)
