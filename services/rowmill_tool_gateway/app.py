@@ -17,7 +17,8 @@ from rowmill_tool_gateway.credentials import Credentials, Redactor
 from rowmill_tool_gateway.engine import Engine
 from rowmill_tool_gateway.functions import Clients, FunctionCarrier
 from rowmill_tool_gateway.handlers import Handlers
-from rowmill_tool_gateway.http_port import AiohttpPort
+from rowmill_tool_gateway.http_direct import DirectPort
+from rowmill_tool_gateway.http_port import AiohttpPort, HttpPort
 from rowmill_tool_gateway.http_tools import Carrier, HttpCarrier
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.toolbox import Toolbox
@@ -31,12 +32,14 @@ class App:
     def __init__(self, settings: ToolGatewaySettings | None = None) -> None:
         self._settings = settings or ToolGatewaySettings()
         self._bus = Bus(self._settings, service=self.name)
-        self._port = AiohttpPort(
-            connect_timeout=self._settings.connect_timeout, body_stall=self._settings.body_stall, body_limit=self._settings.body_limit
-        )
+        connect, stall, limit = self._settings.connect_timeout, self._settings.body_stall, self._settings.body_limit
+        self._sessions = AiohttpPort(connect_timeout=connect, body_stall=stall, body_limit=limit)
+        self._port: HttpPort = self._sessions
+        if self._settings.http_client == "direct":
+            self._port = DirectPort(connect_timeout=connect, body_stall=stall, body_limit=limit)
         self._threads = ThreadPoolExecutor(self._settings.blocking_threads, thread_name_prefix="tool")
         self._credentials = Credentials(os.environ, Redactor())
-        self._clients = Clients(self._port, self._credentials)
+        self._clients = Clients(self._sessions, self._credentials)
         self._engine: Engine | None = None
 
     async def start(self) -> None:
@@ -66,6 +69,7 @@ class App:
         await self._bus.stop()
         self._clients.forget()
         await self._port.close()
+        await self._sessions.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property

@@ -45,12 +45,15 @@ class HttpResponse:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+NoResponseKind = Literal["never_opened", "no_answer", "bad_answer", "too_large", "misdefined"]
+
+
 class NoResponse(RowmillError):
     """A request that ended without a usable answer. ``kind`` says how, in the words of `failures.Observation`."""
 
     code = "no_response"
 
-    def __init__(self, kind: Literal["never_opened", "no_answer", "bad_answer", "too_large", "misdefined"], message: str) -> None:
+    def __init__(self, kind: NoResponseKind, message: str) -> None:
         super().__init__(message)
         self.kind = kind
 

@@ -19,7 +19,7 @@ from rowmill_tool_gateway.http_port import HttpRequest
 _decode = msgspec.json.Decoder().decode
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _IN_QUERY: Final = frozenset({"GET", "HEAD", "DELETE"})
-JSON_HEADERS: Final[Mapping[str, str]] = {"Content-Type": "application/json", "Accept": "application/json"}
+JSON_HEADERS: Final[Mapping[str, str]] = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "rowmill"}
 
 
 class RequestShape:
@@ -37,7 +37,8 @@ class RequestShape:
         self._in_query = tool.method in _IN_QUERY
         batch = tool.batch
         self._batch_url = tool.provider.base_url + _slashed(batch.path if batch is not None and batch.path is not None else tool.path)
-        self._headers = {**JSON_HEADERS, **tool.provider.headers}
+        given = {name.lower() for name in tool.provider.headers}
+        self._headers = {**{name: value for name, value in JSON_HEADERS.items() if name.lower() not in given}, **tool.provider.headers}
         self._fresh = tool.effect == "non_idempotent"
         self._single = batch is None
 

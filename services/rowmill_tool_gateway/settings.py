@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -64,6 +64,9 @@ class ToolGatewaySettings(ServiceSettings):
     retry_first: Seconds = 0.2
     retry_limit: Seconds = 5.0
     """Waits between tries double from the first to the limit, with jitter."""
+
+    http_client: Literal["direct", "aiohttp"] = "direct"
+    """What sends the requests of declared HTTP tools: our own HTTP/1.1 (a third of the cost), or aiohttp for a provider that needs its ways."""
 
     connect_timeout: Seconds = 30.0
     """Opening a connection, name look-up and TLS included."""

@@ -40,6 +40,7 @@ from rowmill_contracts.receipts import (  # noqa: E402
 from rowmill_contracts.tools import CallItem, ToolCalls, ToolResults  # noqa: E402
 from rowmill_tool_gateway.credentials import Credentials, Redactor  # noqa: E402
 from rowmill_tool_gateway.engine import Engine  # noqa: E402
+from rowmill_tool_gateway.http_direct import DirectPort  # noqa: E402
 from rowmill_tool_gateway.http_port import AiohttpPort, HttpRequest, HttpResponse  # noqa: E402
 from rowmill_tool_gateway.http_tools import HttpCarrier  # noqa: E402
 from rowmill_tool_gateway.settings import ToolGatewaySettings  # noqa: E402
@@ -156,10 +157,11 @@ async def main(calls: int) -> None:
     with ProviderProcess() as provider, registry.isolated():
         match, find = tools(provider.url)
         await measure("single, no HTTP", tool_of(match), InstantPort(), calls)
-        for name, tool in (("single, aiohttp", match), ("batch of 50, aiohttp", find)):
-            port = AiohttpPort(connect_timeout=5, body_stall=5, body_limit=2**25)
-            await measure(name, tool_of(tool), port, calls)
-            await port.close()
+        for kind in (DirectPort, AiohttpPort):
+            for name, tool in (("single", match), ("batch of 50", find)):
+                port = kind(connect_timeout=5, body_stall=5, body_limit=2**25)
+                await measure(f"{name}, {kind.__name__}", tool_of(tool), port, calls)
+                await port.close()
 
 
 if __name__ == "__main__":

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import shutil
 import socket
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
+from rowmill_tool_gateway.http_direct import DirectPort
 from rowmill_tool_gateway.http_port import AiohttpPort, HttpPort, HttpRequest, HttpResponse, NoResponse
 
 LIMIT = 100_000
@@ -28,7 +33,7 @@ class Server:
         self._talking: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
@@ -38,7 +43,7 @@ class Server:
             task.cancel()
         await asyncio.gather(*self._talking, return_exceptions=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._talking.add(task)
@@ -79,9 +84,9 @@ async def server() -> AsyncIterator[Server]:
     await running.stop()
 
 
-@pytest.fixture
-async def port() -> AsyncIterator[HttpPort]:
-    made = AiohttpPort(connect_timeout=5.0, body_stall=0.2, body_limit=LIMIT)
+@pytest.fixture(params=[DirectPort, AiohttpPort])
+async def port(request: pytest.FixtureRequest) -> AsyncIterator[HttpPort]:
+    made: HttpPort = request.param(connect_timeout=5.0, body_stall=0.2, body_limit=LIMIT)
     yield made
     await made.close()
 
@@ -209,3 +214,66 @@ async def test_a_cancelled_request_leaves_no_connection_that_answers_another(por
     server.talk = saying(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n2")
     assert (await send(port, server.url)).body == b"2"
     assert server.connections == 2
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for this machine that nobody vouches for, with its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    made = tmp_path_factory.mktemp("tls") / "both.pem"
+    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    subprocess.run(
+        [openssl, *options.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", str(made), "-out", str(made.with_name("cert.pem"))],
+        check=True,
+        capture_output=True,
+    )
+    made.write_bytes(made.read_bytes() + made.with_name("cert.pem").read_bytes())
+    return made
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_a_provider_is_spoken_to_only_if_its_certificate_is_trusted(
+    server: Server, certificate: Path, trusted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_name("cert.pem")))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    secure = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=context)
+    number = secure.sockets[0].getsockname()[1]
+    port = DirectPort(connect_timeout=5.0, body_stall=0.2, body_limit=LIMIT)
+    if trusted:
+        assert (await send(port, f"https://localhost:{number}")).body == b"{}"
+        with pytest.raises(NoResponse) as caught:
+            await send(port, f"https://127.0.0.1:{number}")  # not what the certificate names
+    else:
+        with pytest.raises(NoResponse) as caught:
+            await send(port, f"https://localhost:{number}")
+    assert caught.value.kind == "never_opened"
+    assert len(server.requests) == int(trusted)
+    await port.close()
+    secure.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "headers"),
+    [
+        ("http://127.0.0.1:1/a b", {}),
+        ("http://127.0.0.1:1/a\r\nX: y", {}),
+        ("ftp://127.0.0.1:1/", {}),
+        ("http://user:pass@127.0.0.1:1/", {}),
+        ("http://127.0.0.1:1/", {"X-Key": "a\r\nX: y"}),
+        ("http://127.0.0.1:1/", {"X-Key": "a\ny"}),
+        ("http://127.0.0.1:1/", {"X Key": "a"}),
+        ("http://127.0.0.1:1/", {"Content-Length": "9"}),
+        ("http://127.0.0.1:1/", {"transfer-encoding": "chunked"}),
+        ("http://127.0.0.1:1/", {"X-Key": "\u20ac"}),
+    ],
+)
+async def test_what_would_change_how_a_request_is_read_is_not_sent(url: str, headers: dict[str, str]) -> None:
+    port = DirectPort(connect_timeout=5.0, body_stall=0.2, body_limit=LIMIT)
+    with pytest.raises(NoResponse) as caught:
+        await port.send(HttpRequest("hunter", "POST", url, headers, b"{}", 5.0))
+    assert caught.value.kind == "misdefined"
