@@ -58,7 +58,6 @@ class FailureOnRecord(msgspec.Struct, frozen=True):
 
     failure: ToolFailure
     dispatch: int
-    failed_at: float
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -127,7 +126,7 @@ def decide_claim(wanted: Wanted, found: Found, *, held_poll: float) -> ClaimAnsw
         fresh_for=claim.fresh_for,
     ):
         return _served(output)
-    if found.failure is not None and found.failure.failed_at >= claim.started_at:
+    if found.failure is not None:
         return ClaimAnswer(state="failed", failure=found.failure.failure, run_id=claim.run_id)
     return _decide_lease(wanted, receipt, held_poll)
 

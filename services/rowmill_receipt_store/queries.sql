@@ -89,7 +89,7 @@ SELECT
     END AS output,
     CASE WHEN r.state = 'outcome_unknown' THEN r.last_failure END AS last_failure,
     r.no_result, r.cost, extract(epoch FROM r.completed_at)::float8 AS completed_at, r.output_dispatch, r.output_run, r.output_caller,
-    f.failure, f.dispatch AS failed_dispatch, extract(epoch FROM f.failed_at)::float8 AS failed_at,
+    f.failure, f.dispatch AS failed_dispatch,
     m.state AS run_state, m.budget - m.charged AS run_remaining,
     t.term AS shard_term, t.holder IS NOT NULL AS shard_held
 FROM unnest($2::bytea[], $3::text[], $4::integer[]) AS a (key, run_id, shard)
@@ -142,7 +142,7 @@ RETURNING r.key;
 
 -- name: complete
 -- Outputs of dispatches whose lease has not moved, whatever the time, also those whose outcome was unknown. Each charge is settled once; a run
--- whose charges thereby pass its budget halts. $2: the runs, sorted.
+-- whose charges thereby pass its budget halts, for a reason that names the receipt. $2: the runs, sorted.
 WITH accounts AS MATERIALIZED (
     SELECT run_id FROM runs WHERE run_id = ANY ($2::text[]) ORDER BY run_id FOR NO KEY UPDATE
 ), stored AS (
@@ -158,15 +158,18 @@ WITH accounts AS MATERIALIZED (
     INSERT INTO charges AS c (run_id, key, dispatch, reserved, spent)
     SELECT run_id, key, dispatch, 0, cost FROM stored WHERE reserved > 0 OR cost > 0
     ON CONFLICT (run_id, key, dispatch) DO UPDATE SET spent = excluded.spent, unknown = false WHERE c.spent IS NULL
-    RETURNING c.run_id, c.spent - c.reserved AS difference
+    RETURNING c.run_id, c.key, c.spent - c.reserved AS difference
 ), booked AS (
     UPDATE runs SET
         charged = runs.charged + d.difference,
         state = CASE WHEN runs.state = 'running' AND d.difference > 0 AND runs.charged + d.difference > runs.budget
             THEN 'halted' ELSE runs.state END,
         reason = CASE WHEN runs.state = 'running' AND d.difference > 0 AND runs.charged + d.difference > runs.budget
-            THEN 'budget' ELSE runs.reason END
-    FROM (SELECT run_id, sum(difference) AS difference FROM settled GROUP BY run_id) AS d
+            THEN 'budget: receipt ' || d.above || ' cost more than its bound' ELSE runs.reason END
+    FROM (
+        SELECT run_id, sum(difference) AS difference, min(left(encode(key, 'hex'), 12)) FILTER (WHERE difference > 0) AS above
+        FROM settled GROUP BY run_id
+    ) AS d
     WHERE runs.run_id = ANY (ARRAY[d.run_id])
 )
 SELECT key, extract(epoch FROM completed_at)::float8 AS completed_at FROM stored;
@@ -244,7 +247,7 @@ WITH accounts AS MATERIALIZED (
 ), refunded AS (
     DELETE FROM charges c USING asked a
     WHERE c.run_id = ANY (ARRAY[a.run_id]) AND c.key = a.key AND c.dispatch = a.dispatch AND c.spent IS NULL AND a.refund
-    RETURNING c.run_id, -c.reserved AS difference
+    RETURNING c.run_id, c.key, -c.reserved AS difference
 ), kept AS (
     UPDATE charges c SET spent = c.reserved, unknown = false FROM asked a
     WHERE c.run_id = ANY (ARRAY[a.run_id]) AND c.key = a.key AND c.dispatch = a.dispatch AND c.spent IS NULL AND NOT a.refund AND a.spent IS NULL
@@ -256,16 +259,16 @@ WITH accounts AS MATERIALIZED (
         AND (a.spent > 0 OR EXISTS (SELECT FROM charges e WHERE e.run_id = ANY (ARRAY[a.run_id]) AND e.key = a.key AND e.dispatch = a.dispatch))
     ORDER BY a.key
     ON CONFLICT (run_id, key, dispatch) DO UPDATE SET spent = excluded.spent, unknown = false WHERE c.spent IS NULL
-    RETURNING c.run_id, c.spent - c.reserved AS difference
+    RETURNING c.run_id, c.key, c.spent - c.reserved AS difference
 ), booked AS (
     UPDATE runs SET
         charged = runs.charged + d.difference,
         state = CASE WHEN runs.state = 'running' AND d.difference > 0 AND runs.charged + d.difference > runs.budget
             THEN 'halted' ELSE runs.state END,
         reason = CASE WHEN runs.state = 'running' AND d.difference > 0 AND runs.charged + d.difference > runs.budget
-            THEN 'budget' ELSE runs.reason END
+            THEN 'budget: receipt ' || d.above || ' cost more than its bound' ELSE runs.reason END
     FROM (
-        SELECT run_id, sum(difference) AS difference
+        SELECT run_id, sum(difference) AS difference, min(left(encode(key, 'hex'), 12)) FILTER (WHERE difference > 0) AS above
         FROM (SELECT * FROM refunded UNION ALL SELECT * FROM settled) AS moved GROUP BY run_id
     ) AS d
     WHERE runs.run_id = ANY (ARRAY[d.run_id])

@@ -311,7 +311,7 @@ def _found(row: asyncpg.Record) -> Found:
     failure = row["failure"]
     return Found(
         receipt=None if row["revision"] is None else _receipt(row),
-        failure=None if failure is None else FailureOnRecord(_failure.decode(failure), row["failed_dispatch"], row["failed_at"]),
+        failure=None if failure is None else FailureOnRecord(_failure.decode(failure), row["failed_dispatch"]),
         run_state=row["run_state"] or "running",
         run_remaining=row["run_remaining"],
         shard_term=row["shard_term"],

@@ -103,6 +103,11 @@ class Books:
         row = await self._database.fetchrow("SELECT charged FROM runs WHERE run_id = $1", run)
         return None if row is None else row[0]
 
+    async def reason(self, run: str) -> str:
+        """Why the run stands as it does."""
+        row = await self._database.fetchrow("SELECT reason FROM runs WHERE run_id = $1", run)
+        return "" if row is None else row[0]
+
     async def charges(self, run: str) -> list[tuple[int, Decimal, Decimal | None, bool]]:
         """(dispatch, reserved, spent, unknown) of each of the run's charges."""
         sql = "SELECT dispatch, reserved, spent, unknown FROM charges WHERE run_id = $1 ORDER BY key, dispatch"

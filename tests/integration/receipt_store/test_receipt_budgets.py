@@ -209,11 +209,23 @@ async def test_an_actual_cost_above_its_bound_is_booked_and_halts_the_run(ann: C
     await ann.complete(one, cost="0.07")
 
     assert await books.charged(ann.run) == 8 * CENT
+    assert one.hex()[:12] in await books.reason(ann.run)
     assert (await ann.confirm(two)).state == "halted"
     assert (await ann.claim(new_key())).state == "halted"
     assert await ann.halt("resume", budget="1") == "running"
     assert (await ann.confirm(two)).state == "confirmed"
     assert await books.balanced(ann.run)
+
+
+async def test_a_late_cost_above_its_bound_halts_too(ann: Caller, bob: Caller, key: bytes, books: Books, store: Store) -> None:
+    await ann.halt("resume", budget="0.05")
+    await ann.claim(key, cost=CENT, confirm=True)
+    store.clock_offset = RUNNING + 1
+    await bob.claim(key, confirm=True)
+    assert (await ann.complete(key, cost="0.07")).state == "superseded"
+
+    assert key.hex()[:12] in await books.reason(ann.run)
+    assert (await ann.claim(new_key())).state == "halted"
 
 
 async def test_a_cost_that_only_its_result_knows_is_booked(ann: Caller, books: Books, key: bytes) -> None:

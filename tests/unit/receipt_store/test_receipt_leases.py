@@ -172,12 +172,12 @@ def test_an_output_without_room_in_this_answer_is_there_for_the_asking() -> None
     assert decide(wanted(), receipt("completed", output=output(900.0, body=None))) == ClaimAnswer(state="held", wait_ms=0)
 
 
-def test_a_failure_answers_its_run_and_only_from_the_start_judged_by() -> None:
-    on_record = FailureOnRecord(FAILURE, 2, 1005.0)
+def test_a_failure_answers_its_run_even_by_force() -> None:
+    on_record = FailureOnRecord(FAILURE, 2)
 
     assert decide(wanted(), receipt("failed"), failure=on_record) == ClaimAnswer(state="failed", failure=FAILURE, run_id="run")
     assert isinstance(decide(wanted(), receipt("failed")), Grant)
-    assert isinstance(decide(wanted(started_at=1006.0), receipt("failed"), failure=on_record), Grant)
+    assert decide(wanted(force=True), receipt("running"), failure=on_record) == decide(wanted(), receipt("failed"), failure=on_record)
 
 
 def test_a_stopped_or_halted_run_is_told_so_whatever_is_stored() -> None:
@@ -240,6 +240,6 @@ def test_a_repeated_failure_is_known_by_its_lease_or_on_record() -> None:
         assert was_failed("ours", 0, found)
         assert not was_failed("ours", 1, found)
         assert not was_failed("mine", 2, found)
-    assert was_failed("ours", 1, Found(receipt=receipt("running"), failure=FailureOnRecord(FAILURE, 1, 1005.0)))
+    assert was_failed("ours", 1, Found(receipt=receipt("running"), failure=FailureOnRecord(FAILURE, 1)))
     assert not was_failed("ours", 2, Found(receipt=receipt("completed", lease_id="ours")))
     assert not was_failed("ours", 2, Found())
