@@ -28,7 +28,7 @@ test-long: install packages ## Run the tests at full size
 check: install ## Lint, formatting, types, and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy contracts shared services tests
+	$(BIN)/mypy contracts shared services tests examples
 	$(BIN)/lint-imports
 
 bench: install packages ## Measure the workloads at small size (ARGS="--full" for full size)
@@ -36,6 +36,7 @@ bench: install packages ## Measure the workloads at small size (ARGS="--full" fo
 
 schemas: install ## Generate contracts/schemas/ anew
 	$(BIN)/python -m rowmill_contracts.schemas
+	$(BIN)/python -m rowmill_admission.public > contracts/schemas/asyncapi.json
 
 lock: install ## Resolve requirements.lock anew, with hashes and without index addresses
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \

@@ -24,7 +24,7 @@ SHOWN_LINES = 6
 
 def run_leads(out: Path, provider_url: str, limit: int | None) -> int:
     """`rowmill run` as a person would type it, with the providers at `provider_url`; its exit status."""
-    command = [sys.executable, "-m", "rowmill", "run", "plays:leads", "--csv", "leads.csv", "--out", str(out), "--yes"]
+    command = [sys.executable, "-m", "rowmill", "run", "plays:leads", "--csv", "leads.csv", "--out", str(out)]
     if limit is not None:
         command += ["--limit", str(limit)]
     environment = os.environ | {"HUNTER_KEY": "demo", "APOLLO_KEY": "demo"}

@@ -80,7 +80,7 @@ class LeadsInput(BaseModel):
 
 
 @play("leads", description="Find and score a contact for each lead")
-async def leads(ctx: Context, input: LeadsInput) -> dict[str, Handle | int]:  # noqa: A002 - plays name it so
+async def leads(ctx: Context, input: LeadsInput) -> dict[str, Handle | int]:
     done = await (
         ctx.dataset("leads", input.leads, row=Lead)
         .with_column("contact", contact)
