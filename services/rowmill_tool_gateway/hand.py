@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable
 from decimal import Decimal
@@ -29,6 +30,7 @@ from rowmill_tool_gateway.toolbox import PreparedTool, Toolbox
 
 log = structlog.get_logger()
 
+_KEY = re.compile(r"[0-9a-f]{64}\Z")
 FORCES_TOOLS = frozenset({"tools", "all"})
 
 
@@ -95,6 +97,9 @@ class Hand:
         item = call.item
         flight = self.flights.get(item.receipt_key)
         if flight is None:
+            if _KEY.match(item.receipt_key) is None:  # the receipt-store would refuse the whole page of claims
+                self._fail(call, "", _own_failure(item.tool, "", "receipt_key", f"{item.receipt_key[:80]!r} is no receipt key", "definition"))
+                return
             tool = self._toolbox.find(item.tool)
             if tool is None:
                 known = ", ".join(self._toolbox.known()) or "none"

@@ -1,0 +1,249 @@
+"""What the gateway relies on in a receipt-store, asked by messages: of the service on a real broker and database, and of the one in memory."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from tests.fakes.receipts import MemoryReceipts
+
+from rowmill.runtime.bus import Bus
+from rowmill.runtime.clock import SystemClock
+from rowmill.runtime.settings import ServiceSettings
+from rowmill_contracts.envelope import Message
+from rowmill_contracts.receipts import (
+    Claim,
+    ClaimAnswer,
+    ClaimReceipts,
+    Complete,
+    Completed,
+    Completion,
+    Confirm,
+    ConfirmAnswer,
+    Confirmed,
+    Fail,
+    FailedCall,
+    HaltRun,
+    LeaseRef,
+    LeaseShard,
+    ReceiptsClaimed,
+    Release,
+    Released,
+    Renew,
+    Renewed,
+    RunHalted,
+    ShardLease,
+    ShardsLeased,
+    StoreAnswer,
+)
+from rowmill_contracts.tools import ToolFailure
+from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
+from rowmill_receipt_store.app import App
+from rowmill_receipt_store.settings import ReceiptStoreSettings
+
+pytestmark = pytest.mark.servers
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+FAILURE = ToolFailure(tool="hunter.find", code="http_400", message="no")
+_shards = itertools.count()
+
+
+class Asker:
+    """Asks either store. Names are new for each test, so that tests share a database."""
+
+    def __init__(self, bus: Bus | None, memory: MemoryReceipts | None) -> None:
+        self._bus = bus
+        self._memory = memory
+        self.run = f"run-{secrets.token_hex(4)}"
+        self.now = SystemClock().now()
+
+    async def ask(self, message: Message, answer: type[ReplyT]) -> ReplyT:
+        if self._memory is not None:
+            reply = self._memory.answer(message)
+            assert isinstance(reply, answer)
+            return reply
+        assert self._bus is not None
+        return await self._bus.ask(message, RECEIPTS_CLAIMS if isinstance(message, ClaimReceipts) else RECEIPTS_SETTLE, answer)
+
+    async def claim(self, key: str, lease: str = "lease-1", **facts: Any) -> ClaimAnswer:
+        request = {name: facts.pop(name) for name in ("shard", "term", "confirm", "only_cached") if name in facts}
+        given: dict[str, Any] = {"run_id": self.run, "tool": "hunter.find", "effect": "read", "started_at": self.now, "caller": "leads/1"} | facts
+        claims = [Claim(key=key, lease_id=lease, **given)]
+        return (await self.ask(ClaimReceipts(holder="gateway", claims=claims, **request), ReceiptsClaimed)).answers[0]
+
+    async def confirm(self, key: str, lease: str = "lease-1", **facts: Any) -> ConfirmAnswer:
+        leases = [LeaseRef(key=key, lease_id=lease, run_id=self.run)]
+        return (await self.ask(Confirm(leases=leases, batch_id="batch", **facts), Confirmed)).answers[0]
+
+    async def complete(self, key: str, dispatch: int, lease: str = "lease-1", cost: str = "0") -> StoreAnswer:
+        completion = Completion(key=key, lease_id=lease, dispatch=dispatch, output=msgspec.Raw(b'{"raw":1}'), run_id=self.run, cost=Decimal(cost))
+        return (await self.ask(Complete(completions=[completion]), Completed)).answers[0]
+
+    async def fail(self, key: str, dispatch: int, lease: str = "lease-1", **facts: Any) -> StoreAnswer:
+        failed = FailedCall(key=key, lease_id=lease, dispatch=dispatch, run_id=self.run, failure=FAILURE, **facts)
+        return (await self.ask(Fail(failures=[failed]), Completed)).answers[0]
+
+    async def release(self, key: str, dispatch: int, lease: str = "lease-1") -> int:
+        leases = [LeaseRef(key=key, lease_id=lease, run_id=self.run, dispatch=dispatch)]
+        return (await self.ask(Release(leases=leases), Released)).released
+
+    async def shard(self, shard: int, holder: str, *, release: bool = False) -> ShardLease:
+        return (await self.ask(LeaseShard(holder=holder, shards=[shard], release=release), ShardsLeased)).shards[0]
+
+    async def halt(self, action: Any, budget: str | None = None) -> str:
+        request = HaltRun(run_id=self.run, action=action, budget=None if budget is None else Decimal(budget))
+        return (await self.ask(request, RunHalted)).state
+
+
+@pytest.fixture(params=["memory", "service"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[Asker]:
+    if request.param == "memory":
+        yield Asker(None, MemoryReceipts(SystemClock().now))
+        return
+    urls = {"broker_url": request.getfixturevalue("broker_url"), "database_url": request.getfixturevalue("database_url")}
+    app = App(ReceiptStoreSettings(**urls))
+    await app.start()
+    async with Bus(ServiceSettings(**urls), service="asker") as bus:
+        yield Asker(bus, None)
+    await app.stop()
+
+
+@pytest.fixture
+def key() -> str:
+    return secrets.token_hex(32)
+
+
+async def test_a_claim_that_is_confirmed_at_once_runs_under_a_dispatch_and_its_result_serves_others(store: Asker, key: str) -> None:
+    granted = await store.claim(key, confirm=True, cost=Decimal("0.01"))
+    assert (granted.state, granted.dispatch) == ("granted", 1)
+    assert (await store.claim(key, confirm=True)).dispatch == 1
+    held = await store.claim(key, "lease-2")
+    assert held.state == "held"
+    assert held.wait_ms > 0
+    assert (await store.complete(key, 1, cost="0.01")).state == "stored"
+    served = await store.claim(key, "lease-3", run_id=f"{store.run}-other", started_at=store.now - 5)
+    assert (served.state, bytes(served.output), served.run_id, served.caller, served.cost) == (
+        "completed",
+        b'{"raw":1}',
+        store.run,
+        "leads/1",
+        Decimal("0.01"),
+    )
+
+
+async def test_a_repeated_completion_is_stored_once(store: Asker, key: str) -> None:
+    await store.claim(key, confirm=True)
+    first = await store.complete(key, 1)
+    again = await store.complete(key, 1)
+    assert (first.state, again.state, again.completed_at) == ("stored", "stored", first.completed_at)
+
+
+async def test_a_claim_without_confirm_is_confirmed_right_before_dispatch(store: Asker, key: str) -> None:
+    queued = await store.claim(key, effect="non_idempotent")
+    assert (queued.state, queued.dispatch) == ("granted", 0)
+    first, again = await store.confirm(key), await store.confirm(key)
+    assert (first.state, first.dispatch) == (again.state, again.dispatch) == ("confirmed", 1)
+    assert (await store.confirm(key, "lease-2")).state == "lost"
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+async def test_an_unsent_claim_is_given_back_and_another_gets_it(store: Asker, key: str, confirm: bool) -> None:
+    granted = await store.claim(key, confirm=confirm)
+    assert await store.release(key, granted.dispatch) == 1
+    assert (await store.claim(key, "lease-2", confirm=True)).state == "granted"
+    assert (await store.claim(key, "lease-1")).state == "held"
+
+
+async def test_a_dispatch_that_is_not_final_goes_back_and_the_next_claim_dispatches_anew(store: Asker, key: str) -> None:
+    await store.claim(key, confirm=True)
+    assert (await store.fail(key, 1, final=False, charged=False)).state == "stored"
+    again = await store.claim(key, "lease-2", confirm=True)
+    assert (again.state, again.dispatch) == ("granted", 2)
+    assert (await store.complete(key, 1)).state == "superseded"
+
+
+async def test_a_failure_is_kept_for_its_run_alone(store: Asker, key: str) -> None:
+    await store.claim(key, confirm=True)
+    await store.fail(key, 1)
+    failed = await store.claim(key, "lease-2", confirm=True)
+    assert (failed.state, failed.failure) == ("failed", FAILURE)
+    assert (await store.claim(key, "lease-3", run_id=f"{store.run}-other")).state == "granted"
+
+
+async def test_an_unknown_outcome_blocks_every_run_until_its_own_dispatch_completes(store: Asker, key: str) -> None:
+    await store.claim(key, effect="non_idempotent")
+    dispatch = (await store.confirm(key)).dispatch
+    await store.fail(key, dispatch, outcome_unknown=True)
+    assert (await store.claim(key, "lease-2", run_id=f"{store.run}-other", effect="non_idempotent")).state == "unknown"
+    assert (await store.complete(key, dispatch)).state == "stored"
+    assert (await store.claim(key, "lease-3", effect="non_idempotent")).state == "completed"
+
+
+async def test_old_outputs_serve_only_where_they_may(store: Asker, key: str) -> None:
+    await store.claim(key, confirm=True)
+    await store.complete(key, 1)
+    later = {"run_id": f"{store.run}-other", "started_at": store.now + 100}
+    assert (await store.claim(key, "lease-2", only_cached=True, **later)).state == "completed"
+    assert (await store.claim(key, "lease-2", only_cached=True, fresh_for=200.0, **later)).state == "completed"
+    for rule_out in ({"force": True}, {"reusable": False}, {"fresh_for": 10.0}):
+        assert (await store.claim(key, "lease-2", only_cached=True, **rule_out, **later)).state == "absent"
+
+
+async def test_looking_claims_nothing(store: Asker, key: str) -> None:
+    assert (await store.claim(key, only_cached=True)).state == "absent"
+    assert (await store.claim(key, "lease-2")).state == "granted"
+
+
+async def test_a_renewed_lease_is_held_and_one_that_moved_is_not(store: Asker, key: str) -> None:
+    await store.claim(key, confirm=True)
+    renewed = await store.ask(
+        Renew(leases=[LeaseRef(key=key, lease_id=lease, run_id=store.run, dispatch=1) for lease in ("lease-1", "lease-2")]), Renewed
+    )
+    assert renewed.held == [True, False]
+
+
+async def test_a_shards_term_rises_with_its_holder_and_older_terms_are_refused(store: Asker, key: str) -> None:
+    shard = next(_shards)
+    first = await store.shard(shard, "gateway-1")
+    assert first.held
+    assert first.seconds > 0
+    assert not (await store.shard(shard, "gateway-2")).held
+    assert (await store.shard(shard, "gateway-1")).term == first.term
+    queued = await store.claim(key, shard=shard, term=first.term)
+    assert queued.state == "granted"
+    await store.shard(shard, "gateway-1", release=True)
+    second = await store.shard(shard, "gateway-2")
+    assert second.held
+    assert second.term > first.term
+    assert (await store.confirm(key, shard=shard, term=first.term)).state == "refused"
+    assert (await store.claim(secrets.token_hex(32), shard=shard, term=first.term)).state == "refused"
+    assert (await store.claim(secrets.token_hex(32), shard=shard, term=second.term)).state == "granted"
+
+
+async def test_a_stopped_run_neither_claims_nor_confirms_and_stays_stopped(store: Asker, key: str) -> None:
+    await store.claim(key)
+    assert await store.halt("stop") == "stopped"
+    assert (await store.confirm(key)).state == "halted"
+    assert (await store.claim(secrets.token_hex(32))).state == "halted"
+    assert await store.halt("resume") == "stopped"
+    assert (await store.claim(key, "lease-2", run_id=f"{store.run}-other")).state == "granted"
+
+
+async def test_a_budget_is_reserved_spent_and_refunded(store: Asker, key: str) -> None:
+    await store.halt("resume", budget="0.02")
+    keys = [secrets.token_hex(32) for _ in range(4)]
+    cost = Decimal("0.01")
+    assert (await store.claim(keys[0], confirm=True, cost=cost)).state == "granted"
+    assert (await store.claim(keys[1], confirm=True, cost=cost)).state == "granted"
+    assert (await store.claim(keys[2], confirm=True, cost=cost)).state == "over_budget"
+    await store.complete(keys[0], 1, cost="0.01")
+    await store.release(keys[1], 1)
+    assert (await store.claim(keys[2], confirm=True, cost=cost)).state == "granted"
+    await store.fail(keys[2], 1)
+    assert (await store.claim(keys[3], confirm=True, cost=cost)).state == "over_budget"
+    assert (await store.claim(key)).state == "granted"
