@@ -12,7 +12,7 @@ from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
 from rowmill.tools import Tool
 from rowmill_contracts.digests import SHARDS
-from rowmill_contracts.topology import gateway_calls
+from rowmill_contracts.topology import CONTROL, gateway_calls
 from rowmill_tool_gateway.credentials import Credentials, Redactor
 from rowmill_tool_gateway.engine import Engine
 from rowmill_tool_gateway.functions import Clients, FunctionCarrier
@@ -57,6 +57,7 @@ class App:
         self._bus.on_reconnect(engine.shards.doubt)
         for shard in range(SHARDS):
             await self._bus.consume(gateway_calls(shard), handlers.calls, prefetch=self._settings.calls_prefetch)
+        await self._bus.listen(CONTROL, [""], handlers.control)
         await self._bus.start()
         engine.start()
 

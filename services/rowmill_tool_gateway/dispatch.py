@@ -179,11 +179,21 @@ class Dispatcher:
                 if flight.calls:
                     self.pause(flight, self._settings.retry_first)
             case Stage.READY:
-                flight.group.remove(flight)
-                flight.lane.claimed -= flight.tool.weight
+                self._unready(flight)
                 self._claims.release(flight)
             case _:
                 pass  # on its way; whoever ends that step sees that the call is late
+
+    def give_back(self, run_id: str) -> None:
+        """The run is said to have stopped: give back what is claimed for it and not sent. Claiming anew tells whether it has."""
+        for flight in list(self._hand.flights.values()):
+            if flight.payer_run == run_id and flight.stage is Stage.READY:
+                self._unready(flight)
+                self._claims.release(flight)
+
+    def _unready(self, flight: Flight) -> None:
+        flight.group.remove(flight)
+        flight.lane.claimed -= flight.tool.weight
 
     def _defer(self, flight: Flight, calls: list[Call]) -> None:
         if not self._receipts.storing:
@@ -353,8 +363,7 @@ class Dispatcher:
                 elif flight.lease_id == lease.lease_id:
                     log.warning("lease_lost", tool=flight.tool.id, stage=flight.stage.name)
                     if flight.stage is Stage.READY:
-                        flight.group.remove(flight)
-                        flight.lane.claimed -= flight.tool.weight
+                        self._unready(flight)
                         flight.forget_lease()
                         self.resume(flight)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rowmill.runtime.deliveries import Delivery, Rejected
+from rowmill_contracts.events import Control
 from rowmill_contracts.tools import ToolCalls
 from rowmill_tool_gateway.engine import Engine
 
@@ -20,3 +21,11 @@ class Handlers:
                 raise Rejected("tool calls without a reply queue: nobody would learn their outcome")
             case other:
                 raise Rejected(f"{other.message_type} is not for the tool gateway")
+
+    async def control(self, delivery: Delivery) -> None:
+        """A hint that a run stopped or was halted."""
+        match delivery.message:
+            case Control(run_id=run_id, action="stop" | "halt"):
+                self._engine.dispatcher.give_back(run_id)
+            case _:
+                pass  # a resumed run's calls come anew

@@ -437,3 +437,78 @@ async def test_stopping_gives_unsent_claims_back_and_defers_their_calls(settings
     assert (await rig.bus.outcome(items[0].call_id)).outcome == "completed"
     assert not {receipt.state for receipt in rig.store.receipts.values()} & {"queued", "running"}
     assert not [shard for shard in rig.store.shards.values() if shard.holder]
+
+
+async def test_a_call_that_outlives_its_page_is_carried_by_its_lease() -> None:
+    rig = Rig(ToolGatewaySettings(time_scale=0.05, in_flight_hold=6.0))
+    flowing = asyncio.Event()
+
+    async def held(request: HttpRequest) -> HttpResponse:
+        await flowing.wait()
+        return await answering({"email": "a"})(request)
+
+    rig.port.script = held
+    find = find_tool()
+    started = rig.clock.now()
+    [parked] = await rig.ask([rig.item(find, {"domain": "a.example"})], started_at=started)
+    assert (parked.outcome, parked.wait_ms) == ("deferred", 3000)
+    while rig.engine.hand.pages:
+        await asyncio.sleep(0)
+    again = rig.item(find, {"domain": "a.example"})
+    rig.hand_in([again], started_at=started)
+    flowing.set()
+    assert (await rig.bus.outcome(again.call_id)).execution == "live"
+    assert len(rig.port.requests) == 1
+    await rig.stop()
+
+
+async def test_leases_of_calls_in_hand_are_renewed() -> None:
+    rig = Rig(ToolGatewaySettings(time_scale=0.05, receipt_renewal=0.5))
+    flowing = asyncio.Event()
+
+    async def held(request: HttpRequest) -> HttpResponse:
+        await flowing.wait()
+        return await answering({"email": "a"})(request)
+
+    rig.port.script = held
+    item = rig.item(find_tool(), {"domain": "a.example"})
+    rig.hand_in([item])
+    while not rig.store.receipts:
+        await asyncio.sleep(0)
+    [receipt] = rig.store.receipts.values()
+    first = receipt.expires
+    while receipt.expires == first:
+        await asyncio.sleep(0)
+    flowing.set()
+    assert (await rig.bus.outcome(item.call_id)).outcome == "completed"
+    await rig.stop()
+
+
+async def test_a_hint_that_a_run_stopped_gives_back_what_is_claimed_and_not_sent(rig: Rig) -> None:
+    flowing = asyncio.Event()
+
+    async def held(request: HttpRequest) -> HttpResponse:
+        await flowing.wait()
+        return await answering({"email": "a"})(request)
+
+    rig.port.script = held
+    find = find_tool(concurrency=1)
+    items = [rig.item(find, {"domain": f"d{n}.example"}) for n in range(3)]
+    rig.hand_in(items)
+    while not rig.port.requests or len(rig.store.receipts) < 2:
+        await asyncio.sleep(0)
+    rig.store.answer(HaltRun(run_id="run-1", action="stop"))
+    rig.engine.dispatcher.give_back("run-1")
+    stopped = [await rig.bus.outcome(item.call_id) for item in items[1:]]
+    assert [outcome.outcome for outcome in stopped] == ["halted", "halted"]
+    flowing.set()
+    assert (await rig.bus.outcome(items[0].call_id)).outcome == "completed"
+    assert len(rig.port.requests) == 1
+
+
+async def test_a_malformed_receipt_key_fails_its_call_alone(rig: Rig) -> None:
+    find = find_tool()
+    good = rig.item(find, {"domain": "a.example"})
+    bad = msgspec.structs.replace(rig.item(find, {"domain": "b.example"}), receipt_key="not a key")
+    outcomes = await rig.ask([bad, good])
+    assert [outcome.outcome for outcome in outcomes] == ["failed", "completed"]
