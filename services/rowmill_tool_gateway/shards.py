@@ -98,7 +98,7 @@ class ShardLeases:
                     await self._wake.wait()
 
     async def release(self) -> None:
-        """Give every shard up, so that the next gateway need not wait for the leases' end."""
+        """Give every shard up, so that the next gateway need not wait for the leases' end. Not insisted on: they end by themselves."""
         await self._let_go(list(self._leases))
 
     async def _renew(self) -> None:
