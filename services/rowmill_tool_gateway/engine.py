@@ -71,7 +71,6 @@ class Engine:
             clock=clock,
             renewal=settings.shard_renewal,
             retry=settings.shard_retry,
-            timeout=settings.store_timeout,
             changed=lambda shard: self.dispatcher.look_again(shard),  # noqa: PLW0108
             busy=self.hand.busy,
         )

@@ -90,7 +90,13 @@ class Hand:
         deadline = now + self._hold
         page.calls = [Call(page, item, deadline) for item in message.calls]
         for call in page.calls:
-            self._join(call)
+            try:
+                self._join(call)
+            except Exception as error:  # one call that nobody foresaw must not hold its page, or the others of it
+                log.exception("call_not_taken", tool=call.item.tool)
+                if call.flight is not None:
+                    self.forget(call.flight)
+                self._fail(call, "", _own_failure(call.item.tool, "", "gateway", f"the gateway failed: {type(error).__name__}", "definition"))
         return page
 
     def _join(self, call: Call) -> None:

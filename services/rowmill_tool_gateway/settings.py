@@ -34,7 +34,7 @@ class ToolGatewaySettings(ServiceSettings):
     """How often the leases of shards are renewed; a third of their life."""
 
     shard_retry: Seconds = 1.0
-    """How soon a shard whose lease another gateway holds is asked for again, while calls wait for it."""
+    """How soon a shard is asked for again while calls wait for it, or when the receipt-store did not answer within ``shard_renewal``."""
 
     receipt_renewal: Seconds = 20.0
     """How often the leases of calls in hand are renewed; a third of their life."""

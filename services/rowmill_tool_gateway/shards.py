@@ -40,7 +40,6 @@ class ShardLeases:
         clock: Clock,
         renewal: float,
         retry: float,
-        timeout: float,
         changed: Callable[[int], None],
         busy: Callable[[int], bool],
     ) -> None:
@@ -49,7 +48,6 @@ class ShardLeases:
         self._clock = clock
         self._renewal = renewal
         self._retry = retry
-        self._timeout = timeout
         self._changed = changed
         self._busy = busy
         self._leases: dict[int, _Lease] = {}
@@ -91,26 +89,28 @@ class ShardLeases:
         while True:
             self._wake.clear()
             await self._let_go([shard for shard, lease in self._leases.items() if lease.doubted and not self._busy(shard)])
-            await self._renew()
+            answered = await self._renew()
             missing = any(not self.holds(shard) and self._busy(shard) for shard in self._leases)
+            pause = self._retry if missing or not answered else self._renewal
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._retry if missing else self._renewal):
+                async with asyncio.timeout(pause):
                     await self._wake.wait()
 
     async def release(self) -> None:
         """Give every shard up, so that the next gateway need not wait for the leases' end. Not insisted on: they end by themselves."""
         await self._let_go(list(self._leases))
 
-    async def _renew(self) -> None:
+    async def _renew(self) -> bool:
+        """Whether the receipt-store answered. Waiting for it is cut off while a second request can still save the lease."""
         shards = sorted(self._leases)
         if not shards:
-            return
+            return True
         asked = self._clock.monotonic()
         try:
-            reply = await self._asks.ask(LeaseShard(holder=self._holder, shards=shards), RECEIPTS_SETTLE, ShardsLeased, timeout=self._timeout)
+            reply = await self._asks.ask(LeaseShard(holder=self._holder, shards=shards), RECEIPTS_SETTLE, ShardsLeased, timeout=self._renewal)
         except RowmillError as error:
             log.warning("shards_not_leased", shards=shards, error=str(error))
-            return
+            return False
         for answer in reply.shards:
             lease = self._leases.get(answer.shard)
             if lease is None:
@@ -122,6 +122,7 @@ class ShardLeases:
                 log.info("shard_taken" if answer.held else "shard_lost", shard=answer.shard, term=answer.term)
                 if answer.held:
                     self._changed(answer.shard)
+        return True
 
     async def _let_go(self, shards: list[int]) -> None:
         if not shards:
@@ -129,6 +130,6 @@ class ShardLeases:
         for shard in shards:
             del self._leases[shard]
         try:
-            await self._asks.ask(LeaseShard(holder=self._holder, shards=shards, release=True), RECEIPTS_SETTLE, ShardsLeased, timeout=self._timeout)
+            await self._asks.ask(LeaseShard(holder=self._holder, shards=shards, release=True), RECEIPTS_SETTLE, ShardsLeased, timeout=self._retry)
         except RowmillError as error:
             log.info("shards_not_released", shards=shards, error=str(error))

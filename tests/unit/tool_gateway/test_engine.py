@@ -13,6 +13,7 @@ from tests.unit.tool_gateway.conftest import FindIn, FindOut, Rig, answering, in
 from rowmill import Batch, Bearer, HttpTool, Provider, secret
 from rowmill_contracts.receipts import ClaimReceipts, Complete, HaltRun, LeaseShard
 from rowmill_contracts.tools import CallOutcome
+from rowmill_tool_gateway.flights import Flight
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse, NoResponse
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 
@@ -512,3 +513,20 @@ async def test_a_malformed_receipt_key_fails_its_call_alone(rig: Rig) -> None:
     bad = msgspec.structs.replace(rig.item(find, {"domain": "b.example"}), receipt_key="not a key")
     outcomes = await rig.ask([bad, good])
     assert [outcome.outcome for outcome in outcomes] == ["failed", "completed"]
+
+
+async def test_a_call_that_nobody_foresaw_fails_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = find_tool()
+    bad, good = rig.item(find, {"domain": "a.example"}), rig.item(find, {"domain": "b.example"})
+    admit = rig.engine.dispatcher.admit
+    calls = iter([True, False])
+
+    def fragile(flight: Flight) -> None:
+        if next(calls):
+            raise KeyError("a mistake of ours")
+        admit(flight)
+
+    monkeypatch.setattr(rig.engine.dispatcher, "admit", fragile)
+    outcomes = await rig.ask([bad, good])
+    assert [outcome.outcome for outcome in outcomes] == ["failed", "completed"]
+    assert not rig.engine.hand.flights
