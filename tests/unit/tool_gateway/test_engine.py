@@ -515,7 +515,8 @@ async def test_a_malformed_receipt_key_fails_its_call_alone(rig: Rig) -> None:
     assert [outcome.outcome for outcome in outcomes] == ["failed", "completed"]
 
 
-async def test_a_call_that_nobody_foresaw_fails_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_nobody_foresaw_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(ToolGatewaySettings())  # at full size: the traceback's log line takes a while
     find = find_tool()
     bad, good = rig.item(find, {"domain": "a.example"}), rig.item(find, {"domain": "b.example"})
     admit = rig.engine.dispatcher.admit
@@ -530,3 +531,4 @@ async def test_a_call_that_nobody_foresaw_fails_alone(rig: Rig, monkeypatch: pyt
     outcomes = await rig.ask([bad, good])
     assert [outcome.outcome for outcome in outcomes] == ["failed", "completed"]
     assert not rig.engine.hand.flights
+    await rig.stop()
