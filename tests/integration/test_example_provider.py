@@ -16,7 +16,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "leads"
 sys.path.insert(0, str(EXAMPLE))
 
 from make_leads import write_leads  # noqa: E402 - found through the path above
-from provider import Control, LeadsProvider, ProviderProcess, apollo_answer, crm_score, hunter_answer  # noqa: E402
+from provider import LeadsProvider, ProviderProcess, apollo_answer, crm_score, hunter_answer  # noqa: E402
+from provider_books import Control  # noqa: E402
 
 DOMAINS = [f"d{number}.example" for number in range(200)]
 
