@@ -9,45 +9,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
-from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
-from datetime import UTC, datetime
-from typing import Any, Literal, Self, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Literal, Self
 
-import aio_pika
 import structlog
 from aio_pika.abc import AbstractIncomingMessage
-from aiormq.exceptions import AMQPError, ChannelInvalidStateError, PublishError
+from aiormq.exceptions import PublishError
 
 from rowmill.errors import AskTimeout, MalformedMessage, RowmillError, UnavailableError
+from rowmill.runtime import metrics
+from rowmill.runtime.asking import Ask, Asks, ReplyT
 from rowmill.runtime.clock import Clock, SystemClock, backoff, new_id
-from rowmill.runtime.deliveries import Delivery, Rejected, Undecoded, death_headers, subject_headers
+from rowmill.runtime.deliveries import Delivery, traceparent
+from rowmill.runtime.envelopes import envelope_of
+from rowmill.runtime.handling import Handler, Handling
 from rowmill.runtime.session import Session, Subscription
 from rowmill.runtime.settings import ServiceSettings
+from rowmill.runtime.transport import TRANSPORT_ERRORS, redacted
 from rowmill_contracts.envelope import Message, UndecodableMessage, decode, encode
-from rowmill_contracts.topology import CONTROL, EVENTS, EXCHANGE, dead
+from rowmill_contracts.topology import CONTROL, EVENTS, EXCHANGE
 
 log = structlog.get_logger()
 
-ReplyT = TypeVar("ReplyT", bound=Message)
-Handler = Callable[[Delivery], Awaitable[None]]
-
-TRANSPORT_ERRORS = (AMQPError, ChannelInvalidStateError, ConnectionError, OSError, TimeoutError)
-"""What a publish or a connection attempt can raise; each means that the outcome is unknown."""
-
-CONFIRM_TIMEOUT = 30.0
+CONFIRM_TIMEOUT: Final = 30.0
 """Seconds after which a missing confirm counts as unknown and the message is published again."""
 
-HANDLER_ATTEMPTS = 3
-"""Tries of a handler that raises something unexpected, before the message is dead-lettered."""
+SETTLED_SECONDS: Final = 5.0
+"""A session that lasts less counts as a failure: the next one is not tried at once."""
 
-NON_MANDATORY = frozenset({EVENTS, CONTROL})
+NON_MANDATORY: Final = frozenset({EVENTS, CONTROL})
 """Exchanges on which a message that reaches nobody is no error."""
 
-REPLY_QUEUE_EXPIRES_MS = 120_000
+REPLY_QUEUE_EXPIRES_MS: Final = 120_000
 
-traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
+
+__all__ = ["TRANSPORT_ERRORS", "Bus", "Handler", "redacted", "traceparent"]
 
 
 class Bus:
@@ -62,12 +58,17 @@ class Bus:
         self._session: Session | None = None
         self._session_up = asyncio.Event()
         self._subscriptions: dict[str, Subscription] = {}
-        self._waiting: dict[str, asyncio.Future[Message]] = {}
-        self._reply_callbacks: dict[str, Callable[[Message], None]] = {}
+        self._asks = Asks()
         self._reconnected: list[Callable[[], None]] = []
         self._handling: set[asyncio.Task[Any]] = set()
         self._runner: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[Any]] = set()
         self._closing = False
+        self._handling_of = Handling(self, self._clock)
+        self._confirmed = metrics.CONFIRMED.labels(service)
+        self._unconfirmed = metrics.UNCONFIRMED.labels(service)
+        self._up = metrics.SESSION_UP.labels(service)
+        self._blocked = metrics.BLOCKED.labels(service)
 
     # ---- life -------------------------------------------------------------------------------------------------------------------------
 
@@ -98,9 +99,8 @@ class Bus:
         self._closing = True
         session = self._session
         if session is not None and not session.ended.is_set():
-            for queue in list(self._subscriptions):
-                with contextlib.suppress(*TRANSPORT_ERRORS):
-                    await session.cancel(queue)
+            with contextlib.suppress(*TRANSPORT_ERRORS):
+                await asyncio.gather(*(session.cancel(queue) for queue in list(self._subscriptions)))
             if self._handling:
                 await asyncio.wait(set(self._handling), timeout=self._settings.drain_timeout)
         for task in self._handling:
@@ -109,45 +109,97 @@ class Bus:
             self._runner.cancel()
             await asyncio.gather(self._runner, return_exceptions=True)
         if session is not None:
-            with contextlib.suppress(*TRANSPORT_ERRORS):
-                await session.close()
+            await session.close()
+        if self._background:
+            await asyncio.wait(set(self._background), timeout=5.0)
+        self._session = None
+        self._session_up.clear()
 
     @property
     def ready(self) -> bool:
-        """A session is up, with every consumer attached."""
-        return self._session_up.is_set()
+        """A session is up, with every consumer attached, and the broker takes what we publish."""
+        session = self._session
+        return self._session_up.is_set() and session is not None and not session.ended.is_set() and not session.blocked
 
     async def _run(self) -> None:
         failures = 0
         while not self._closing:
             try:
-                session = await Session.open(
-                    self._settings.broker_url,
-                    name=f"rowmill {self.service}",
-                    heartbeat=self._settings.heartbeat_seconds,
-                    delay_scale=self._settings.time_scale,
-                    timeout=10.0,
-                )
-                await session.consume_replies(self.reply_to, REPLY_QUEUE_EXPIRES_MS, self._received_reply)
-                for subscription in self._subscriptions.values():
-                    await session.consume(subscription)
-            except TRANSPORT_ERRORS as error:
+                session = await self._new_session()
+            except Exception as error:  # nothing may end this loop: the process would stay up, deaf and mute
                 failures += 1
-                log.warning("broker_unreachable", broker=redacted(self._settings.broker_url), error=str(error), failures=failures)
+                expected = isinstance(error, TRANSPORT_ERRORS)
+                log.warning(
+                    "broker_unreachable",
+                    broker=redacted(self._settings.broker_url),
+                    error=str(error) or repr(error),
+                    failures=failures,
+                    exc_info=None if expected else error,
+                )
                 await self._clock.sleep(backoff(failures, first=0.2, limit=5.0))
                 continue
-            failures = 0
+            started = self._clock.monotonic()
             self._session = session
             self._session_up.set()
+            self._up.set(1)
+            metrics.SESSIONS.labels(self.service).inc()
+            self._ask_again()
             for callback in self._reconnected:
-                callback()
-            await session.ended.wait()
-            self._session_up.clear()
-            self._session = None
+                try:
+                    callback()
+                except Exception:
+                    log.exception("reconnect_callback_failed")
+            try:
+                await self._watch(session)
+            finally:
+                self._session_up.clear()
+                self._session = None
+                self._up.set(0)
+                self._blocked.set(0)
+                self._spawn(session.close())
             if not self._closing:
                 log.warning("broker_session_lost", error=str(session.reason))
-                with contextlib.suppress(*TRANSPORT_ERRORS):
-                    await session.close()
+                failures = failures + 1 if self._clock.monotonic() - started < SETTLED_SECONDS else 0
+                if failures:
+                    await self._clock.sleep(backoff(failures, first=0.1, limit=5.0))
+
+    async def _new_session(self) -> Session:
+        """A session with everything attached that is subscribed by then."""
+        session = await Session.open(
+            self._settings.broker_url,
+            name=f"rowmill {self.service}",
+            heartbeat=self._settings.heartbeat_seconds,
+            delay_scale=self._settings.time_scale,
+            clock=self._clock,
+        )
+        try:
+            await session.consume_replies(self.reply_to, REPLY_QUEUE_EXPIRES_MS, self._received_reply)
+            while missing := [subscription for queue, subscription in self._subscriptions.items() if queue not in session.attached]:
+                for subscription in missing:
+                    await session.consume(subscription)
+            for queue in session.attached - self._subscriptions.keys() - {self.reply_to}:
+                await session.cancel(queue)
+        except BaseException:
+            self._spawn(session.close())
+            raise
+        return session
+
+    async def _watch(self, session: Session) -> None:
+        """Return when the session has ended; look meanwhile whether it still does what it is for, and end it if not."""
+        while not session.ended.is_set():
+            try:
+                async with asyncio.timeout(self._settings.watch_interval):
+                    await session.ended.wait()
+            except TimeoutError:
+                wrong = await session.look()
+                self._blocked.set(int(session.blocked))
+                if wrong is not None:
+                    session.end(wrong)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def _live(self) -> Session:
         while True:
@@ -196,7 +248,15 @@ class Bus:
         headers: dict[str, Any] | None = None,
     ) -> None:
         """As `publish`, for a body that is encoded already."""
-        envelope = self._envelope(body, message_type, correlation_id, reply_to, message_id or new_id(), headers)
+        envelope = envelope_of(
+            body,
+            message_type,
+            at=self._clock.now(),
+            message_id=message_id or new_id(),
+            correlation_id=correlation_id,
+            reply_to=reply_to,
+            headers=headers,
+        )
         failures = 0
         while True:
             session = await self._live()
@@ -210,31 +270,17 @@ class Bus:
             except TRANSPORT_ERRORS as error:
                 failures += 1
                 log.info("publish_unconfirmed", exchange=exchange, key=key, error=repr(error), failures=failures)
+                await self._while_blocked(session)
             else:
+                self._confirmed.inc()
                 return
+            self._unconfirmed.inc()
             await self._clock.sleep(backoff(failures, first=0.05, limit=2.0))
 
-    def _envelope(
-        self,
-        body: bytes,
-        message_type: str | None,
-        correlation_id: str | None,
-        reply_to: str | None,
-        message_id: str,
-        headers: dict[str, Any] | None = None,
-    ) -> aio_pika.Message:
-        trace = traceparent.get() or f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
-        return aio_pika.Message(
-            body,
-            content_type="application/json",
-            delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
-            type=message_type,
-            message_id=message_id,
-            correlation_id=correlation_id,
-            reply_to=reply_to,
-            timestamp=datetime.fromtimestamp(self._clock.now(), UTC),
-            headers={"traceparent": trace, **(headers or {})},
-        )
+    async def _while_blocked(self, session: Session) -> None:
+        """Wait until the broker takes messages again: what we sent meanwhile waits in the socket, and more copies of it would too."""
+        while not session.ended.is_set() and await session.connection.is_blocked():
+            await self._clock.sleep(0.5)
 
     # ---- asking and answering ---------------------------------------------------------------------------------------------------------
 
@@ -246,24 +292,27 @@ class Bus:
             MalformedMessage: the answer is of another type.
 
         """
-        request_id = new_id()
-        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._waiting[request_id] = future
         limit = self._settings.ask_timeout if timeout is None else timeout
-        body = encode(message)
-        try:
-            async with asyncio.timeout(limit):
-                while not future.done():
-                    await self.publish_body(body, message.message_type, key, correlation_id=request_id, reply_to=self.reply_to, message_id=request_id)
-                    await asyncio.wait([future], timeout=self._settings.ask_again)
-        except TimeoutError as error:
-            raise AskTimeout(f"no answer to {message.message_type} on {key} within {limit:g} s") from error
-        finally:
-            self._waiting.pop(request_id, None)
-        reply = future.result()
+        with self._asks.open(new_id(), message, key) as ask:
+            try:
+                async with asyncio.timeout(limit):
+                    while not ask.answered.done():
+                        await self._publish_ask(ask)
+                        await asyncio.wait([ask.answered], timeout=self._settings.ask_again)
+            except TimeoutError as error:
+                raise AskTimeout(f"no answer to {message.message_type} on {key} within {limit:g} s") from error
+            reply = ask.answered.result()
         if not isinstance(reply, answer):
             raise MalformedMessage(f"{message.message_type} on {key} was answered by {reply.message_type}, not {answer.message_type}")
         return reply
+
+    async def _publish_ask(self, ask: Ask) -> None:
+        await self.publish_body(ask.body, ask.message_type, ask.key, correlation_id=ask.request_id, reply_to=self.reply_to, message_id=ask.request_id)
+
+    def _ask_again(self) -> None:
+        """With a new session the reply queue is new too: what was answered into the old one is lost."""
+        for ask in self._asks.unanswered():
+            self._spawn(self._publish_ask(ask))
 
     async def reply(self, delivery: Delivery, message: Message) -> None:
         """Answer a request. Unconfirmed: who misses the answer asks again. Without ``reply_to`` nobody wants one."""
@@ -276,7 +325,9 @@ class Bus:
         if session is None:
             log.info("reply_dropped", reply_to=reply_to, message_type=message.message_type)
             return
-        envelope = self._envelope(encode(message), message.message_type, correlation_id or None, None, new_id())
+        envelope = envelope_of(
+            encode(message), message.message_type, at=self._clock.now(), message_id=new_id(), correlation_id=correlation_id or None
+        )
         try:
             await session.reply(reply_to, envelope)
         except TRANSPORT_ERRORS as error:
@@ -284,26 +335,14 @@ class Bus:
 
     def on_reply(self, message: type[ReplyT], callback: Callable[[ReplyT], None]) -> None:
         """Hand replies of this type to ``callback`` (for requests that are answered in parts, outside `ask`)."""
-        self._reply_callbacks[message.message_type] = callback  # type: ignore[assignment]
+        self._asks.on_reply(message, callback)
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Call after each new session, the first included: the time to ask again whatever was asked and not answered."""
         self._reconnected.append(callback)
 
     async def _received_reply(self, _session: Session, incoming: AbstractIncomingMessage) -> None:
-        try:
-            message = decode(incoming.type, incoming.body)
-        except UndecodableMessage as error:
-            log.warning("reply_undecodable", error=str(error))
-            return
-        future = self._waiting.get(incoming.correlation_id or "")
-        if future is not None:
-            if not future.done():
-                future.set_result(message)
-            return
-        callback = self._reply_callbacks.get(message.message_type)
-        if callback is not None:
-            callback(message)
+        self._asks.received(incoming.type, incoming.body, incoming.correlation_id or "")
 
     # ---- consuming --------------------------------------------------------------------------------------------------------------------
 
@@ -350,7 +389,7 @@ class Bus:
 
         async def on_message(session: Session, incoming: AbstractIncomingMessage) -> None:
             self._track()
-            await self._handle(session, queue, handler, incoming, undecodable)
+            await self._handling_of.handle(session, queue, handler, incoming, undecodable)
 
         await self._subscribe(Subscription(queue, on_message, prefetch))
 
@@ -359,7 +398,7 @@ class Bus:
     ) -> None:
         """Handle a message that another client received, by the same rules as those of `consume`; acknowledged on the channel it came by."""
         self._track()
-        await self._handle(None, queue, handler, incoming, undecodable)
+        await self._handling_of.handle(None, queue, handler, incoming, undecodable)
 
     def _track(self) -> None:
         """Have `stop` wait for the task that runs now."""
@@ -376,7 +415,7 @@ class Bus:
                 await session.consume(subscription)
             except TRANSPORT_ERRORS as error:
                 log.info("consume_postponed", queue=subscription.queue, error=repr(error))
-                await session.close()  # the next session attaches every subscription
+                session.end(error)  # the next session attaches every subscription
 
     async def stop_consuming(self, queue: str) -> None:
         """Detach from one queue; what was delivered is still handled."""
@@ -384,107 +423,3 @@ class Bus:
         if self._session is not None:
             with contextlib.suppress(*TRANSPORT_ERRORS):
                 await self._session.cancel(queue)
-
-    async def _handle(
-        self,
-        session: Session | None,
-        queue: str,
-        handler: Handler,
-        incoming: AbstractIncomingMessage,
-        undecodable: Literal["bury", "hand over"],
-    ) -> None:
-        headers = dict(incoming.headers or {})
-        trace = headers.get("traceparent")
-        traceparent.set(trace if isinstance(trace, str) else None)
-        first_failure = self._clock.now()
-        message: Message
-        try:
-            message = decode(incoming.type, incoming.body)
-        except UndecodableMessage as error:
-            message = Undecoded(wire_type=incoming.type or "", reason=str(error))
-        if isinstance(message, Undecoded) and undecodable == "bury":
-            await self._bury(queue, incoming, MalformedMessage(message.reason), attempts=1, first_failure=first_failure, subject={})
-            await self._acknowledge(session, incoming)
-            return
-        count = headers.get("x-delivery-count", 0)
-        delivery = Delivery(
-            message=message,
-            body=incoming.body,
-            queue=queue,
-            message_id=incoming.message_id or "",
-            correlation_id=incoming.correlation_id or "",
-            reply_to=incoming.reply_to,
-            deliveries=(count if isinstance(count, int) else 0) + 1,
-            headers=headers,
-        )
-        structlog.contextvars.bind_contextvars(**{k: v for k in ("run_id", "dataset") if (v := getattr(message, k, None))})
-        failures = outages = 0
-        while True:
-            try:
-                await handler(delivery)
-            except UnavailableError as error:
-                outages += 1
-                log.warning("handler_waits", queue=queue, error=str(error), outages=outages)
-                await self._clock.sleep(backoff(outages, first=0.2, limit=5.0))
-            except (Rejected, MalformedMessage) as error:
-                await self._bury(queue, incoming, error, attempts=failures + 1, first_failure=first_failure, subject=subject_headers(message))
-                break
-            except Exception as error:
-                failures += 1
-                log.exception("handler_failed", queue=queue, failures=failures)
-                if failures >= HANDLER_ATTEMPTS:
-                    await self._bury(queue, incoming, error, attempts=failures, first_failure=first_failure, subject=subject_headers(message))
-                    break
-                await self._clock.sleep(backoff(failures, first=0.1, limit=2.0))
-            else:
-                break
-        await self._acknowledge(session, incoming)
-
-    async def _bury(
-        self,
-        queue: str,
-        incoming: AbstractIncomingMessage,
-        error: Exception,
-        *,
-        attempts: int,
-        first_failure: float,
-        subject: dict[str, Any],
-    ) -> None:
-        """Publish to the dead-letter queue, untouched, with the reason; returns after the confirm, so that only then it is acknowledged."""
-        log.error("message_dead", queue=queue, error=str(error), message_type=incoming.type)
-        headers = death_headers(
-            error,
-            service=self.service,
-            queue=queue,
-            exchange=incoming.exchange or "",
-            key=incoming.routing_key or "",
-            attempts=attempts,
-            first_failure=first_failure,
-            last_failure=self._clock.now(),
-        )
-        await self.publish_body(
-            incoming.body,
-            incoming.type,
-            dead(queue),
-            correlation_id=incoming.correlation_id,
-            reply_to=incoming.reply_to,
-            message_id=incoming.message_id,
-            headers={**headers, **subject},
-        )
-
-    async def _acknowledge(self, session: Session | None, incoming: AbstractIncomingMessage) -> None:
-        if session is not None and session.ended.is_set():
-            return  # the broker delivers it again; its effect is stored
-        try:
-            await incoming.ack()
-        except (*TRANSPORT_ERRORS, RowmillError) as error:
-            log.info("acknowledge_lost", error=repr(error))
-
-
-def redacted(url: str) -> str:
-    """A server's URL without its password."""
-    scheme, found, rest = url.partition("://")
-    credentials, at, host = rest.rpartition("@")
-    if not found or not at:
-        return url
-    return f"{scheme}://{credentials.partition(':')[0]}:***@{host}"

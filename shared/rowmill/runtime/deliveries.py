@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import traceback
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from rowmill.errors import RowmillError
 from rowmill_contracts.envelope import Message
+
+traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
+"""W3C trace context of the message that is being handled; what is published meanwhile carries it on."""
 
 
 class Undecoded(Message, frozen=True, kw_only=True):

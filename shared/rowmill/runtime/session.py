@@ -1,7 +1,8 @@
 """One connection's life: topology declared, channels opened, consumers attached, until anything of it breaks.
 
-A session is never repaired: when its connection or one of its channels closes, or the broker cancels a consumer, the whole session ends and the
-bus builds a new one. That leaves one path to test, and no half-restored state (a lost qos, a consumer that does not consume).
+A session is never repaired: when its connection or one of its channels closes, the broker cancels a consumer, or a consumer gets nothing, the whole
+session ends and the bus builds a new one. That leaves one path to test, and no half-restored state (a lost qos, a consumer that does not consume).
+Every wait for the broker is bounded: a queue without a leader never answers.
 """
 
 from __future__ import annotations
@@ -9,23 +10,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import aio_pika
-import structlog
-from aio_pika.abc import (
-    AbstractChannel,
-    AbstractConnection,
-    AbstractExchange,
-    AbstractIncomingMessage,
-)
+from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractIncomingMessage
 
+from rowmill.runtime.clock import Clock, new_id
+from rowmill.runtime.transport import AsTransportErrors, BrokerConnection, close, connect
+from rowmill.runtime.watching import ConsumerWatch
 from rowmill_contracts.topology import topology
 
-log = structlog.get_logger()
-
-LISTENER_LENGTH = 50_000
+LISTENER_LENGTH: Final = 50_000
 """Messages that a listener's own queue keeps; a slow listener loses the oldest and stops nobody."""
+
+ANSWER_SECONDS: Final = 10.0
+"""How long the broker may take to answer one request (declare, consume, passive declare) before the session counts as broken."""
 
 OnMessage = Callable[["Session", AbstractIncomingMessage], Awaitable[None]]
 
@@ -34,7 +33,7 @@ OnMessage = Callable[["Session", AbstractIncomingMessage], Awaitable[None]]
 class Subscription:
     """A queue to consume, at most ``prefetch`` messages unacknowledged.
 
-    ``listen``: (exchange, routing key) pairs to bind an exclusive queue of this process to, bounded by dropping its oldest messages.
+    ``listen``: (exchange, routing key) pairs to bind a queue of this session's own to, bounded by dropping its oldest messages.
     """
 
     queue: str
@@ -43,62 +42,87 @@ class Subscription:
     listen: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass
+class _Attached:
+    """A consumer of ours. ``queue``: its name at the broker."""
+
+    queue: str
+    channel: AbstractChannel
+    tag: str
+    watch: ConsumerWatch
+
+
 class Session:
     """Open with `Session.open`; wait for its end with `ended`."""
 
-    def __init__(self, connection: AbstractConnection) -> None:
+    def __init__(self, connection: BrokerConnection, clock: Clock) -> None:
         self.connection = connection
         self.ended: asyncio.Event = asyncio.Event()
         self.reason: BaseException | str | None = None
+        self.blocked = False
+        self._clock = clock
         self._publishing: AbstractChannel | None = None
         self._replying: AbstractChannel | None = None
         self._exchanges: dict[str, AbstractExchange] = {}
-        self._consuming: dict[str, tuple[AbstractChannel, str]] = {}
+        self._single_active: set[str] = set()
+        self._attached: dict[str, _Attached] = {}
+        self._declaring: asyncio.Task[None] | None = None
         connection.close_callbacks.add(self._connection_closed)
 
     @classmethod
-    async def open(cls, url: str, *, name: str, heartbeat: int, delay_scale: float, timeout: float) -> Session:
+    async def open(cls, url: str, *, name: str, heartbeat: int, delay_scale: float, clock: Clock) -> Session:
         """Connect, declare the topology, open the publishing channels.
 
-        Raises what aio-pika raises; the caller tries again.
+        Raises one of `rowmill.runtime.transport.TRANSPORT_ERRORS`; the caller tries again.
         """
-        separator = "&" if "?" in url else "?"
-        connection = await aio_pika.connect(f"{url}{separator}heartbeat={heartbeat}", client_properties={"connection_name": name}, timeout=timeout)
-        session = cls(connection)
+        session = cls(await connect(url, name=name, heartbeat=heartbeat, timeout=ANSWER_SECONDS), clock)
         try:
-            async with asyncio.timeout(timeout):
-                session._publishing = await session._channel(publisher_confirms=True)
-                session._replying = await session._channel(publisher_confirms=False)
-                await session.declare(delay_scale)
+            session._publishing = await session._channel(publisher_confirms=True)
+            session._replying = await session._channel(publisher_confirms=False)
+            await session._declare(delay_scale)
         except BaseException:
             await session.close()
             raise
         return session
 
     async def _channel(self, *, publisher_confirms: bool) -> AbstractChannel:
-        channel = await self.connection.channel(publisher_confirms=publisher_confirms, on_return_raises=publisher_confirms)
-        channel.close_callbacks.add(self._channel_closed)
+        with AsTransportErrors():
+            async with asyncio.timeout(ANSWER_SECONDS):
+                channel = await self.connection.channel(publisher_confirms=publisher_confirms, on_return_raises=publisher_confirms)
+                channel.close_callbacks.add(self._channel_closed)
+                underlay = await channel.get_underlay_channel()
+        underlay.on_consumer_cancel_callbacks.add(self._consumer_cancelled)
         return channel
 
+    # ---- topology ---------------------------------------------------------------------------------------------------------------------
+
     async def declare(self, delay_scale: float) -> None:
-        """Declare everything of the topology; what stands already is left as it is."""
+        """Declare everything of the topology; what stands already is left as it is. Who asks meanwhile waits for the same declaration."""
+        if self._declaring is None or self._declaring.done():
+            self._declaring = asyncio.create_task(self._declare(delay_scale))
+            self._declaring.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(self._declaring)
+
+    async def _declare(self, delay_scale: float) -> None:
         exchanges, queues = topology(delay_scale)
-        channel = await self.connection.channel(publisher_confirms=False)
-        try:
+        with AsTransportErrors():
+            channel = await self.connection.channel(publisher_confirms=False)
             for exchange in exchanges:
-                await channel.declare_exchange(exchange.name, exchange.kind, durable=True)
-            declared = await asyncio.gather(*(channel.declare_queue(queue.name, durable=True, arguments=dict(queue.arguments)) for queue in queues))
-            await asyncio.gather(
-                *(
-                    declared_queue.bind(exchange_name, key)
-                    for queue, declared_queue in zip(queues, declared, strict=True)
-                    for exchange_name, key in queue.bindings
-                )
-            )
-        finally:
-            await channel.close()
-        for exchange in exchanges:
-            self._exchanges[exchange.name] = await self._publisher.get_exchange(exchange.name, ensure=False)
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await channel.declare_exchange(exchange.name, exchange.kind, durable=True)
+            for queue in queues:
+                try:
+                    async with asyncio.timeout(ANSWER_SECONDS):
+                        declared = await channel.declare_queue(queue.name, durable=True, arguments=dict(queue.arguments))
+                        for exchange_name, key in queue.bindings:
+                            await declared.bind(exchange_name, key)
+                except TimeoutError as error:
+                    raise TimeoutError(f"queue {queue.name} could not be declared within {ANSWER_SECONDS:g} s") from error
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await channel.close()
+            for exchange in exchanges:
+                self._exchanges[exchange.name] = await self._publisher.get_exchange(exchange.name, ensure=False)
+        self._single_active = {queue.name for queue in queues if queue.arguments.get("x-single-active-consumer")}
 
     @property
     def _publisher(self) -> AbstractChannel:
@@ -106,53 +130,87 @@ class Session:
             raise ConnectionError("session is not open")
         return self._publishing
 
+    # ---- publishing -------------------------------------------------------------------------------------------------------------------
+
     async def publish(self, exchange: str, key: str, message: aio_pika.Message, *, mandatory: bool, timeout: float) -> None:
         """Publish and await the broker's confirm. Any error means that the outcome is unknown."""
-        await self._exchanges[exchange].publish(message, key, mandatory=mandatory, timeout=timeout)
+        with AsTransportErrors():
+            await self._exchanges[exchange].publish(message, key, mandatory=mandatory, timeout=timeout)
 
     async def reply(self, queue: str, message: aio_pika.Message) -> None:
         """Publish to a reply queue, unconfirmed: who misses a reply asks again."""
         if self._replying is None:
             raise ConnectionError("session is not open")
-        await self._replying.default_exchange.publish(message, queue, mandatory=False)
+        with AsTransportErrors():
+            await self._replying.default_exchange.publish(message, queue, mandatory=False)
+
+    # ---- consuming --------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def attached(self) -> frozenset[str]:
+        """The subscriptions that are consumed, by the queue that they name."""
+        return frozenset(self._attached)
 
     async def consume(self, subscription: Subscription) -> None:
         """Attach a consumer on a channel of its own."""
         channel = await self._channel(publisher_confirms=False)
-        await channel.set_qos(prefetch_count=subscription.prefetch)
-        if not subscription.listen:
-            queue = await channel.get_queue(subscription.queue, ensure=False)
-        else:
-            bounded: dict[str, Any] = {"x-max-length": LISTENER_LENGTH, "x-overflow": "drop-head"}
-            queue = await channel.declare_queue(subscription.queue, exclusive=True, auto_delete=True, durable=False, arguments=bounded)
-            for exchange, key in subscription.listen:
-                await queue.bind(exchange, key)
+        name = f"{subscription.queue}.{new_id()}" if subscription.listen else subscription.queue
+        watch = ConsumerWatch(subscription.queue, subscription.prefetch, single_active=name in self._single_active)
 
         async def received(message: AbstractIncomingMessage) -> None:
-            await subscription.on_message(self, message)
+            watch.began()
+            try:
+                await subscription.on_message(self, message)
+            finally:
+                watch.ended()
 
-        tag = await queue.consume(received)
-        self._consuming[subscription.queue] = (channel, tag)
+        with AsTransportErrors():
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await channel.set_qos(prefetch_count=subscription.prefetch)
+                    if subscription.listen:
+                        bounded: dict[str, Any] = {"x-max-length": LISTENER_LENGTH, "x-overflow": "drop-head"}
+                        queue = await channel.declare_queue(name, exclusive=True, auto_delete=True, durable=False, arguments=bounded)
+                        for exchange, key in subscription.listen:
+                            await queue.bind(exchange, key)
+                    else:
+                        queue = await channel.get_queue(name, ensure=False)
+                    tag = await queue.consume(received)
+            except TimeoutError as error:
+                raise TimeoutError(f"queue {name} could not be consumed within {ANSWER_SECONDS:g} s") from error
+        self._attached[subscription.queue] = _Attached(name, channel, tag, watch)
 
     async def consume_replies(self, queue_name: str, expires_ms: int, on_reply: OnMessage) -> None:
-        """Declare this process's reply queue (kept over reconnects, gone when unused for ``expires_ms``) and consume it."""
+        """Declare this process's reply queue and consume it.
+
+        A queue of that name is deleted first: a former session of ours, which the broker may not know to be dead, would take a part of the replies.
+        """
         channel = await self._channel(publisher_confirms=False)
-        await channel.set_qos(prefetch_count=0)
-        queue = await channel.declare_queue(queue_name, durable=False, arguments={"x-expires": expires_ms})
+        watch = ConsumerWatch(queue_name, 1)
 
         async def received(message: AbstractIncomingMessage) -> None:
+            watch.delivered += 1
             await on_reply(self, message)
 
-        await queue.consume(received, no_ack=True)
+        with AsTransportErrors():
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await channel.set_qos(prefetch_count=0)
+                await channel.queue_delete(queue_name)
+                queue = await channel.declare_queue(queue_name, durable=False, arguments={"x-expires": expires_ms})
+                tag = await queue.consume(received, no_ack=True)
+        self._attached[queue_name] = _Attached(queue_name, channel, tag, watch)
 
     async def cancel(self, queue: str) -> None:
         """Stop the deliveries of one queue; what was delivered stays ours to acknowledge."""
-        attached = self._consuming.pop(queue, None)
+        attached = self._attached.pop(queue, None)
         if attached is None:
             return
-        channel, tag = attached
-        underlay = await channel.get_underlay_channel()
-        await underlay.basic_cancel(tag)
+        with AsTransportErrors():
+            async with asyncio.timeout(ANSWER_SECONDS):
+                underlay = await attached.channel.get_underlay_channel()
+                await underlay.basic_cancel(attached.tag)
+
+    # ---- watching ---------------------------------------------------------------------------------------------------------------------
 
     async def depths(self, queues: list[str]) -> dict[str, tuple[int, int]]:
         """(messages ready, consumers) of each queue, asked on a channel of its own.
@@ -160,27 +218,54 @@ class Session:
         A robust channel would answer from its cache; this one asks the broker.
         """
         found: dict[str, tuple[int, int]] = {}
-        channel = await self.connection.channel(publisher_confirms=False)
-        try:
-            for name in queues:
-                queue = await channel.declare_queue(name, passive=True)
-                result = queue.declaration_result
-                found[name] = (result.message_count or 0, result.consumer_count or 0)
-        finally:
-            await channel.close()
+        with AsTransportErrors():
+            async with asyncio.timeout(ANSWER_SECONDS):
+                channel = await self.connection.channel(publisher_confirms=False)
+                for name in queues:
+                    queue = await channel.declare_queue(name, passive=True)
+                    result = queue.declaration_result
+                    found[name] = (result.message_count or 0, result.consumer_count or 0)
+                await channel.close()
         return found
 
-    async def close(self) -> None:
-        self._end("closed by us")
-        await self.connection.close()
+    async def look(self) -> str | None:
+        """Ask the broker about every queue that we consume; what is wrong, if anything. A blocked connection is not wrong: it waits."""
+        self.blocked = await self.connection.is_blocked()
+        if self.blocked:
+            return None
+        looked_at = list(self._attached.values())
+        asked = self._clock.monotonic()
+        try:
+            found = await self.depths([attached.queue for attached in looked_at])
+        except Exception as error:  # whatever it was, a session that cannot answer this is of no use
+            self.blocked = await self.connection.is_blocked()
+            we_stood_still = isinstance(error, TimeoutError) and self._clock.monotonic() - asked > 1.2 * ANSWER_SECONDS
+            return None if self.blocked or we_stood_still else f"the broker did not say how our queues are: {error!r}"
+        for attached in looked_at:
+            ready, consumers = found[attached.queue]
+            wrong = attached.watch.look(ready=ready, consumers=consumers)
+            if wrong is not None and self._attached.get(attached.watch.queue) is attached:
+                return wrong
+        return None
 
-    def _end(self, reason: BaseException | str | None) -> None:
+    # ---- the end ----------------------------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End the session, and the connection within a few seconds, whatever the broker does."""
+        self.end("closed by us")
+        await close(self.connection)
+
+    def end(self, reason: BaseException | str | None) -> None:
+        """Declare the session over; the first reason stays."""
         if not self.ended.is_set():
             self.reason = reason
             self.ended.set()
 
     def _connection_closed(self, _connection: object, error: BaseException | None) -> None:
-        self._end(error)
+        self.end(error)
 
     def _channel_closed(self, _channel: object, error: BaseException | None) -> None:
-        self._end(error)
+        self.end(error)
+
+    def _consumer_cancelled(self, frame: object) -> None:
+        self.end(f"the broker cancelled a consumer: {frame!r}")

@@ -34,6 +34,7 @@ class ServiceSettings(BaseSettings):
     ask_again: Seconds = 10.0
     repair_interval: Seconds = 30.0
     drain_timeout: Seconds = 30.0
+    watch_interval: Seconds = 5.0
 
     @model_validator(mode="after")
     def _scaled(self) -> Self:
