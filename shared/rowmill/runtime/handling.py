@@ -14,6 +14,7 @@ from rowmill.runtime.clock import Clock, backoff
 from rowmill.runtime.deliveries import Delivery, Rejected, Undecoded, death_headers, subject_headers, traceparent
 from rowmill.runtime.transport import TRANSPORT_ERRORS, AsTransportErrors
 from rowmill_contracts.envelope import Message, UndecodableMessage, decode
+from rowmill_contracts.public import decode_untyped
 from rowmill_contracts.topology import dead
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Handling:
         first_failure = self._clock.now()
         message: Message
         try:
-            message = decode(incoming.type, incoming.body)
+            message = decode(incoming.type, incoming.body) if incoming.type else decode_untyped(incoming.routing_key or "", incoming.body)
         except UndecodableMessage as error:
             message = Undecoded(wire_type=incoming.type or "", reason=str(error))
         if isinstance(message, Undecoded) and undecodable == "bury":
