@@ -54,5 +54,5 @@ class App:
 
     @property
     def ready(self) -> bool:
-        """Both queues are consumed, over a database that was reached."""
-        return self._database is not None and self._bus.ready
+        """Both queues are consumed, and the database answers."""
+        return self._database is not None and self._database.reachable and self._bus.ready

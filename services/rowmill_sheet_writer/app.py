@@ -64,7 +64,7 @@ class App:
 
     @property
     def ready(self) -> bool:
-        return self._started and self._bus.ready
+        return self._started and self._bus.ready and self._database is not None and self._database.reachable
 
     async def _look_after_owed(self, announcer: Announcer) -> None:
         """The 30 s look: send events that nobody confirmed."""

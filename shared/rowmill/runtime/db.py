@@ -6,6 +6,7 @@ which the engine's effects are by their keys.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.resources
 import re
 from collections.abc import Awaitable, Callable
@@ -15,28 +16,34 @@ import asyncpg
 import structlog
 
 from rowmill.errors import UnavailableError
-from rowmill.runtime.bus import redacted
+from rowmill.runtime import metrics
 from rowmill.runtime.clock import Clock, SystemClock, backoff
+from rowmill.runtime.transport import redacted
 
 log = structlog.get_logger()
 
 ResultT = TypeVar("ResultT")
 Connection = asyncpg.pool.PoolConnectionProxy
 
+BUSY = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
+"""What a statement raises because of its neighbours: the database is there."""
+
 OUTAGES = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.TooManyConnectionsError,
-    asyncpg.SerializationError,
-    asyncpg.DeadlockDetectedError,
+    asyncpg.OperatorInterventionError,  # shutting down, crashed, starting, or the statement was cancelled from outside
+    asyncpg.InsufficientResourcesError,  # too many connections, memory or disk used up
+    *BUSY,
     ConnectionError,
     OSError,
     TimeoutError,
 )
 """What a statement can raise because the database is away or busy, not because the statement is wrong."""
+
+LOOK_SECONDS = 2.0
+"""How often an idle database is asked whether it answers."""
+
+CLOSE_SECONDS = 10.0
 
 OUTAGE_LIMIT = 120.0
 """Seconds for which a statement is repeated before the message that asked for it starts over (never longer than a message may be held)."""
@@ -67,6 +74,9 @@ class Database:
         self.pool = pool
         self.schema = schema
         self._clock = clock
+        self.reachable = True
+        """Whether it answered when last asked, which is every few seconds at least."""
+        self._looking = asyncio.create_task(self._look(), name=f"database {schema}")
 
     @classmethod
     async def connect(
@@ -108,7 +118,18 @@ class Database:
                 return cls(pool, schema, clock)
 
     async def close(self) -> None:
-        await self.pool.close()
+        """Wait for what is under way, a few seconds at most, and disconnect."""
+        self._looking.cancel()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.pool.close()
+        except (TimeoutError, *OUTAGES):
+            self.pool.terminate()
+
+    async def _look(self) -> None:
+        while True:
+            await self._clock.sleep(LOOK_SECONDS)
+            self.reachable = await self.healthy()
 
     async def transact(self, work: Callable[[Connection], Awaitable[ResultT]]) -> ResultT:
         """Run ``work`` in a transaction; repeated with backoff while the database is away.
@@ -150,20 +171,25 @@ class Database:
         while True:
             try:
                 async with self.pool.acquire(timeout=30) as connection:
-                    return await work(connection)
+                    result = await work(connection)
             except OUTAGES as error:
                 failures += 1
+                metrics.DATABASE_REPEATS.labels(self.schema).inc()
+                self.reachable = isinstance(error, BUSY)
                 if self._clock.monotonic() - started > OUTAGE_LIMIT:
                     raise UnavailableError(f"the database has not answered for {OUTAGE_LIMIT:g} s: {error}") from error
                 log.warning("database_repeat", schema=self.schema, error=repr(error), failures=failures)
                 await self._clock.sleep(backoff(failures, first=0.02, limit=2.0))
+            else:
+                self.reachable = True
+                return result
 
     async def healthy(self) -> bool:
         """Whether the database answers now."""
         try:
             async with self.pool.acquire(timeout=2) as connection:
                 await connection.execute("SELECT 1", timeout=2)
-        except OUTAGES:
+        except (*OUTAGES, asyncpg.PostgresError):
             return False
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import importlib
 import os
@@ -48,8 +49,20 @@ def app_named(name: str) -> App:
     return app
 
 
-async def host(apps: Sequence[App], *, stop_with_parent: bool = False) -> None:
-    """Start the apps side by side, run until SIGTERM or SIGINT (or, with ``stop_with_parent``, until our parent process is gone), stop them."""
+async def host(apps: Sequence[App], *, stop_with_parent: bool = False, health_port: int | None = None) -> None:
+    """Start the apps side by side, run until SIGTERM or SIGINT (or, with ``stop_with_parent``, until our parent process is gone), stop them.
+
+    ``health_port``: where to tell about their health (`HealthServer`), from before they start until they have stopped; None: nowhere.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        if health_port is not None:
+            from rowmill.runtime.health import HealthServer  # noqa: PLC0415 - most processes serve none, and a web server is much to load
+
+            await stack.enter_async_context(HealthServer(apps, health_port))
+        await _run(apps, stop_with_parent=stop_with_parent)
+
+
+async def _run(apps: Sequence[App], *, stop_with_parent: bool) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,7 +100,7 @@ def serve(names: Sequence[str], *, stop_with_parent: bool = False) -> None:
     configure(settings.log_level, settings.log_format)
     apps = [app_named(name) for name in names]
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(host(apps, stop_with_parent=stop_with_parent))
+        runner.run(host(apps, stop_with_parent=stop_with_parent, health_port=settings.health_port))
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
