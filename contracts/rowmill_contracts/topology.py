@@ -66,6 +66,11 @@ def dead(queue: str) -> str:
     return f"{queue}.dead"
 
 
+def suspect(queue: str) -> str:
+    """Where messages of a work queue wait that may have crashed who handled them (DESIGN.md, "When something dies")."""
+    return f"{queue}.suspect"
+
+
 def work_queue(name: str, *keys: str, single_active: bool = False) -> Queue:
     arguments: dict[str, Any] = {
         "x-queue-type": "quorum",
@@ -82,6 +87,15 @@ def work_queue(name: str, *keys: str, single_active: bool = False) -> Queue:
 
 def dead_queue(name: str) -> Queue:
     return Queue(dead(name), ((EXCHANGE, dead(name)),), {"x-queue-type": "quorum"})
+
+
+def suspect_queue(work: Queue) -> Queue:
+    """Any process that serves the work queue takes from it, one message at a time and only while it does nothing else: nobody stays subscribed."""
+    return Queue(
+        suspect(work.name),
+        ((EXCHANGE, suspect(work.name)),),
+        {name: value for name, value in work.arguments.items() if name != "x-single-active-consumer"},
+    )
 
 
 def delay_queue(exchange: str, ttl_ms: int) -> Queue:
@@ -130,4 +144,5 @@ def topology(delay_scale: float = 1.0) -> tuple[tuple[Exchange, ...], tuple[Queu
         {"x-queue-type": "quorum", "x-overflow": "reject-publish"},
     )
     delays = tuple(delay_queue(name, max(1, int(ttl * delay_scale))) for name, ttl in DELAYS.items())
-    return EXCHANGES, (*WORK_QUEUES, *(dead_queue(queue.name) for queue in WORK_QUEUES), dead_letters, *delays)
+    beside = (part for queue in WORK_QUEUES for part in (dead_queue(queue.name), suspect_queue(queue)))
+    return EXCHANGES, (*WORK_QUEUES, *beside, dead_letters, *delays)

@@ -13,11 +13,13 @@ import pytest
 
 from rowmill_contracts import topology
 from rowmill_contracts.digests import SHARDS, input_digest, page_digest, shard_of
-from rowmill_contracts.envelope import MAX_MESSAGE_BYTES, MESSAGES, UndecodableMessage, decode, encode
+from rowmill_contracts.envelope import MAX_MESSAGE_BYTES, MESSAGES, Message, UndecodableMessage, decode, encode
 from rowmill_contracts.events import RowEvent, RowsCompleted
+from rowmill_contracts.halving import halves
 from rowmill_contracts.rows import joined
 from rowmill_contracts.runs import InputPage, RunOptions, RunStart
 from rowmill_contracts.schemas import FOLDER, render, schemas
+from rowmill_contracts.tools import CallItem, ToolCalls
 
 DESIGNED = {
     *(["RunStart", "RunStop", "EventArrived", "InputPage", "InputSealed", "RowsCompleted", "RowsFailed", "RunEvent", "DatasetEvent"]),
@@ -128,6 +130,30 @@ def test_every_work_queue_dead_letters_to_a_queue_of_its_own_and_to_admission() 
         assert queue.arguments["x-overflow"] == "reject-publish"
 
 
-def test_no_routing_key_reaches_two_work_queues() -> None:
-    keys = [key for queue in topology.WORK_QUEUES for _, key in queue.bindings]
+def test_every_work_queue_has_a_suspect_queue_whose_dead_letters_are_the_work_queues() -> None:
+    queues = {queue.name: queue for queue in topology.topology()[1]}
+    for queue in topology.WORK_QUEUES:
+        suspects = queues[topology.suspect(queue.name)]
+        assert suspects.bindings == ((topology.EXCHANGE, topology.suspect(queue.name)),)
+        assert suspects.arguments == {name: value for name, value in queue.arguments.items() if name != "x-single-active-consumer"}
+
+
+def test_no_routing_key_reaches_two_queues_but_for_the_copies_of_dead_letters() -> None:
+    keys = [binding for queue in topology.topology()[1] if queue.name != topology.ADMISSION_DEAD for binding in queue.bindings]
     assert len(keys) == len(set(keys))
+
+
+def test_pages_are_halved_down_to_single_items_and_nothing_else_is() -> None:
+    calls = [CallItem(call_id=str(number), tool="t", receipt_key="k", input=msgspec.Raw(b"{}")) for number in range(5)]
+    left: list[Message] = [ToolCalls(run_id="r", org="o", play="p", started_at=1.0, calls=calls)]
+    single: list[CallItem] = []
+    while left:
+        page = left.pop(0)
+        parts = halves(page)
+        if parts is None:
+            assert isinstance(page, ToolCalls)
+            single.extend(page.calls)
+        else:
+            left[:0] = parts
+    assert single == calls
+    assert halves(RunStart(play="leads", rows=[msgspec.Raw(b"{}"), msgspec.Raw(b"{}")])) is None
