@@ -34,6 +34,13 @@ log = structlog.get_logger()
 CONFIRM_TIMEOUT: Final = 30.0
 """Seconds after which a missing confirm counts as unknown and the message is published again."""
 
+DELETION_SECONDS: Final = 1.0
+"""How long to wait before a queue that was deleted is declared again.
+
+RabbitMQ 3.10 tells the queue's consumers a moment later. A queue that stands again by then takes them over as its own, and what it
+delivers to them is dropped as a repetition of what the former queue delivered: held by a consumer that never saw it.
+"""
+
 SETTLED_SECONDS: Final = 5.0
 """A session that lasts less counts as a failure: the next one is not tried at once."""
 
@@ -160,8 +167,8 @@ class Bus:
             if not self._closing:
                 log.warning("broker_session_lost", error=str(session.reason))
                 failures = failures + 1 if self._clock.monotonic() - started < SETTLED_SECONDS else 0
-                if failures:
-                    await self._clock.sleep(backoff(failures, first=0.1, limit=5.0))
+                pause = DELETION_SECONDS if session.cancelled else 0.0
+                await self._clock.sleep(max(pause, backoff(failures, first=0.1, limit=5.0) if failures else 0.0))
 
     async def _new_session(self) -> Session:
         """A session with everything attached that is subscribed by then."""
@@ -265,6 +272,7 @@ class Bus:
             except PublishError:
                 failures += 1
                 log.warning("publish_unroutable", exchange=exchange, key=key, failures=failures)
+                await self._clock.sleep(DELETION_SECONDS)
                 with contextlib.suppress(*TRANSPORT_ERRORS):
                     await session.declare(self._settings.time_scale)
             except TRANSPORT_ERRORS as error:
@@ -388,24 +396,13 @@ class Bus:
             return
 
         async def on_message(session: Session, incoming: AbstractIncomingMessage) -> None:
-            self._track()
+            task = asyncio.current_task()
+            if task is not None:
+                self._handling.add(task)
+                task.add_done_callback(self._handling.discard)
             await self._handling_of.handle(session, queue, handler, incoming, undecodable)
 
         await self._subscribe(Subscription(queue, on_message, prefetch))
-
-    async def handle(
-        self, incoming: AbstractIncomingMessage, queue: str, handler: Handler, *, undecodable: Literal["bury", "hand over"] = "bury"
-    ) -> None:
-        """Handle a message that another client received, by the same rules as those of `consume`; acknowledged on the channel it came by."""
-        self._track()
-        await self._handling_of.handle(None, queue, handler, incoming, undecodable)
-
-    def _track(self) -> None:
-        """Have `stop` wait for the task that runs now."""
-        task = asyncio.current_task()
-        if task is not None:
-            self._handling.add(task)
-            task.add_done_callback(self._handling.discard)
 
     async def _subscribe(self, subscription: Subscription) -> None:
         self._subscriptions[subscription.queue] = subscription

@@ -6,13 +6,17 @@ import hashlib
 import traceback
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from rowmill.errors import RowmillError
 from rowmill_contracts.envelope import Message
 
 traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
 """W3C trace context of the message that is being handled; what is published meanwhile carries it on."""
+
+
+REPLAYED: Final = "x-rowmill-replayed"
+"""Header of a message that died and was replayed by a person: what waited for it has ended, so whoever handles it brings it to its end."""
 
 
 class Undecoded(Message, frozen=True, kw_only=True):

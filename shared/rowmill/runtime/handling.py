@@ -37,9 +37,9 @@ class Handling:
         self._clock = clock
 
     async def handle(
-        self, session: Session | None, queue: str, handler: Handler, incoming: AbstractIncomingMessage, undecodable: Literal["bury", "hand over"]
+        self, session: Session, queue: str, handler: Handler, incoming: AbstractIncomingMessage, undecodable: Literal["bury", "hand over"]
     ) -> None:
-        """Handle one message to its end. ``session``: the one that it came by (None: it came by another client's connection)."""
+        """Handle one message to its end. ``session``: the one that it came by."""
         in_hand = metrics.IN_HAND.labels(self._bus.service, queue)
         in_hand.inc()
         try:
@@ -123,8 +123,8 @@ class Handling:
         )
         metrics.DEAD.labels(self._bus.service, queue).inc()
 
-    async def _acknowledge(self, session: Session | None, incoming: AbstractIncomingMessage) -> None:
-        if session is not None and session.ended.is_set():
+    async def _acknowledge(self, session: Session, incoming: AbstractIncomingMessage) -> None:
+        if session.ended.is_set():
             return  # the broker delivers it again; its effect is stored
         try:
             with AsTransportErrors():

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractIncomingMessage
+from aiormq import spec
 
 from rowmill.runtime.clock import Clock, new_id
 from rowmill.runtime.transport import AsTransportErrors, BrokerConnection, close, connect
@@ -60,6 +61,8 @@ class Session:
         self.ended: asyncio.Event = asyncio.Event()
         self.reason: BaseException | str | None = None
         self.blocked = False
+        self.cancelled = False
+        """Whether the broker took a consumer away: a queue of ours was deleted."""
         self._clock = clock
         self._publishing: AbstractChannel | None = None
         self._replying: AbstractChannel | None = None
@@ -267,5 +270,6 @@ class Session:
     def _channel_closed(self, _channel: object, error: BaseException | None) -> None:
         self.end(error)
 
-    def _consumer_cancelled(self, frame: object) -> None:
-        self.end(f"the broker cancelled a consumer: {frame!r}")
+    def _consumer_cancelled(self, frame: spec.Basic.Cancel) -> None:
+        self.cancelled = True
+        self.end(f"the broker cancelled consumer {frame.consumer_tag}")

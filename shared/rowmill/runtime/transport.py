@@ -26,8 +26,8 @@ CLOSE_SECONDS: Final = 2.0
 class AsTransportErrors:
     """``with AsTransportErrors():`` around the library's calls.
 
-    A closed connection also shows as a RuntimeError, and as a CancelledError where nobody cancelled: the library cancels who waits for its answers.
-    The latter would end a task of ours without a trace. Both become a ConnectionError.
+    A closed connection also shows as a RuntimeError, as a plain Exception, and as a CancelledError where nobody cancelled: the library cancels who
+    waits for its answers. The last would end a task of ours without a trace. All become a ConnectionError.
     """
 
     def __enter__(self) -> None:
@@ -36,7 +36,8 @@ class AsTransportErrors:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None or error is None:
             return
-        if isinstance(error, RuntimeError) and not isinstance(error, (NotImplementedError, RecursionError)):
+        closed = type(error) is Exception or (isinstance(error, RuntimeError) and not isinstance(error, (NotImplementedError, RecursionError)))
+        if closed:
             raise ConnectionError(f"the connection is closed: {error}") from error
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
