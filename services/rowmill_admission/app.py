@@ -17,6 +17,7 @@ from rowmill_admission.opening import Opening
 from rowmill_admission.owed import Postman
 from rowmill_admission.parking import Parking
 from rowmill_admission.progress import ProgressTeller
+from rowmill_admission.public import consume_public
 from rowmill_admission.repair import Repair
 from rowmill_admission.room_desk import RoomDesk
 from rowmill_admission.rooms import RoomLimits, Rooms
@@ -49,12 +50,10 @@ class App:
         parts.parking.start()
         parts.repair.start()
         settings, bus, handlers = self._settings, self._bus, parts.handlers
-        await bus.consume(topology.ADMISSION_RUNS, handlers.handle_run, prefetch=settings.run_prefetch)
-        await bus.consume(topology.ADMISSION_INPUTS, handlers.handle_input, prefetch=settings.input_prefetch)
         await bus.consume(topology.ADMISSION_ASKS, handlers.handle_ask, prefetch=settings.ask_prefetch)
         await bus.consume(topology.ADMISSION_COUNTS, handlers.handle_count, prefetch=settings.count_prefetch)
         await bus.consume(topology.ADMISSION_PARKED, handlers.handle_parked, prefetch=settings.parked_prefetch)
-        await bus.consume(topology.ADMISSION_DEAD, handlers.handle_dead, prefetch=settings.dead_prefetch, undecodable="hand over")
+        await consume_public(bus, settings, handlers)
 
     async def stop(self) -> None:
         """Feeders hand over, messages in hand are finished; what is owed and not confirmed is sent at the next start."""
@@ -67,7 +66,7 @@ class App:
 
     @property
     def ready(self) -> bool:
-        return self._parts is not None and self._bus.ready
+        return self._parts is not None and self._bus.ready and self._parts.database.reachable
 
 
 class _Parts:
