@@ -62,7 +62,7 @@ class App:
         self._runner.start()
         await bus.consume(f"control.{bus.process_id}", ControlHandler(self._runner), broadcast=(CONTROL, ""))
         await bus.consume(EXECUTOR_KEYS, KeysHandler(captures, foreign, bus), prefetch=settings.keys_prefetch)
-        await bus.consume(EXECUTOR_ROWS, RowsHandler(engine, captures, self._runner, foreign, self._watch.know), prefetch=settings.rows_prefetch)
+        await bus.consume(EXECUTOR_ROWS, RowsHandler(bus, engine, captures, self._runner, foreign, self._watch.know), prefetch=settings.rows_prefetch)
         await bus.consume(EXECUTOR_ADVANCE, AdvanceHandler(engine, driver, foreign), prefetch=settings.bodies_prefetch)
 
     async def stop(self) -> None:

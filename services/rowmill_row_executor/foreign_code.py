@@ -5,7 +5,7 @@ from __future__ import annotations
 from rowmill.errors import UnknownName
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import Clock
-from rowmill.runtime.deliveries import Delivery
+from rowmill.runtime.deliveries import REPLAYED, Delivery
 from rowmill_row_executor.code import PlayCode
 
 FOREIGN_SINCE = "x-rowmill-foreign-since"
@@ -46,6 +46,6 @@ class ForeignCode:
             exchange=_DELAY,
             correlation_id=delivery.correlation_id or None,
             reply_to=delivery.reply_to,
-            headers={FOREIGN_SINCE: since},
+            headers={FOREIGN_SINCE: since} | {name: value for name, value in delivery.headers.items() if name == REPLAYED},
         )
         return True

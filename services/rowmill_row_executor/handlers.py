@@ -29,6 +29,7 @@ from rowmill_row_executor.engine import Captures, Engine, RunStopped
 from rowmill_row_executor.failures import RowFailure, problem_of
 from rowmill_row_executor.foreign_code import ForeignCode
 from rowmill_row_executor.ports import Asker, DatasetOfRun
+from rowmill_row_executor.replays import ReplayTicket, is_replayed, send_round
 from rowmill_row_executor.row_context import RunBudget
 from rowmill_row_executor.row_runner import Lane, RowRunner
 from rowmill_row_executor.row_work import RowWork
@@ -98,8 +99,15 @@ class RowsHandler:
     """`RowTasks`: run the rows; over when each of them is settled or parked, confirmed."""
 
     def __init__(
-        self, engine: Engine, captures: Captures, runner: RowRunner, foreign: ForeignCode, on_program: Callable[[DatasetProgram], None]
+        self,
+        bus: Bus,
+        engine: Engine,
+        captures: Captures,
+        runner: RowRunner,
+        foreign: ForeignCode,
+        on_program: Callable[[DatasetProgram], None],
     ) -> None:
+        self._bus = bus
         self._engine = engine
         self._captures = captures
         self._runner = runner
@@ -149,12 +157,15 @@ class RowsHandler:
             await self._settle_all(of, message, "failed", error)
             return
         lane = self._runner.lane(of) or self._lane(of, message, captured)
-        ticket = PageTicket(len(message.rows))
+        replay = ReplayTicket(len(message.rows)) if is_replayed(delivery) else None
+        ticket = replay or PageTicket(len(message.rows))
         self._runner.submit(lane, message.rows, ticket)
         try:
             await ticket.wait()
         finally:
             self._runner.leave(lane)
+        if replay is not None:
+            await send_round(self._bus, message, replay)
 
     def _lane(self, of: DatasetOfRun, message: RowTasks, captured: Captured) -> Lane:
         program, options = captured.program, captured.options

@@ -55,6 +55,9 @@ class Ticket(Protocol):
     def fail(self, error: BaseException) -> None:
         """The engine could not work a row; its page must be worked again."""
 
+    def keep(self, row: ParkedRow, *, reason: str, halted: bool) -> bool:
+        """Whether the page itself has this row, which must wait, come again; else it is to be parked."""
+
 
 class Settler(Protocol):
     """Where rows that ended, or must wait, are handed in. Each ticket is told once its row's message is confirmed."""

@@ -176,7 +176,8 @@ class RowRunner:
             wait_ms=parked.wait_ms,
             asked=parked.asked,
         )
-        self._settler.park(lane.of, waiting, ticket, reason=parked.reason, halted=parked.halted)
+        if not ticket.keep(waiting, reason=parked.reason, halted=parked.halted):
+            self._settler.park(lane.of, waiting, ticket, reason=parked.reason, halted=parked.halted)
 
 
 def _may_wait(program: DatasetProgram) -> bool:

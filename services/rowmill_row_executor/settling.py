@@ -51,6 +51,9 @@ class PageTicket:
         if not self._over.done():
             self._over.set_exception(error)
 
+    def keep(self, row: ParkedRow, *, reason: str, halted: bool) -> bool:  # noqa: ARG002 - as the port says
+        return False
+
     async def wait(self) -> None:
         """Until every row is settled or parked, confirmed. Raises what `fail` was given."""
         await asyncio.shield(self._over)

@@ -62,11 +62,12 @@ _RANKS: Final = {
 
 def replaces(new: Standing, old: Standing) -> bool:
     """Whether a write takes the place of the one before it: a later run or attempt does; at the same attempt a terminal one that of a partial
-    one, and a completed one that of a dead-lettered one; else the first stays. The statement ``write_rows`` holds the same rule in SQL.
+    one, and any other end that of a dead-lettered one (which may be the end of a replay); else the first stays. So at one attempt it does not
+    matter whether a row's death or its end is told first. The statement ``write_rows`` holds the same rule in SQL.
     """
     if new[:2] != old[:2]:
         return new[:2] > old[:2]
-    return (old.rank == PARTIAL_RANK and new.rank > PARTIAL_RANK) or (old.rank == DEAD_RANK and new.rank == COMPLETED_RANK)
+    return (old.rank == PARTIAL_RANK and new.rank > PARTIAL_RANK) or (old.rank == DEAD_RANK and new.rank > DEAD_RANK)
 
 
 def letter_of(row: SettledRow) -> str:

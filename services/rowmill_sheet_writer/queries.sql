@@ -59,7 +59,7 @@ ON CONFLICT (sheet_id, row_key) DO UPDATE SET
     meta = coalesce(EXCLUDED.meta, r.meta)
 WHERE (EXCLUDED.run_number, EXCLUDED.attempt) > (r.run_number, r.attempt)
    OR (EXCLUDED.run_number, EXCLUDED.attempt) = (r.run_number, r.attempt)
-      AND (r.standing = 0 AND EXCLUDED.standing > 0 OR r.standing = 1 AND EXCLUDED.standing = 3)
+      AND (r.standing = 0 AND EXCLUDED.standing > 0 OR r.standing = 1 AND EXCLUDED.standing > 1)
 
 -- name: lock_rows
 -- Sheet rows, locked in the order of their keys until the transaction ends, as far as they still are what was seen.

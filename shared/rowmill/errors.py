@@ -263,3 +263,12 @@ class OutputError(RowmillError):
     """An output file cannot be written; the message names the file and what stands in the way."""
 
     code = "output"
+
+
+# Dead letters
+
+
+class ReplayStopped(RowmillError):
+    """The broker did not take a dead letter that was to be replayed; the message says how far the replay came."""
+
+    code = "replay_stopped"
