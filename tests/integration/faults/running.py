@@ -1,0 +1,51 @@
+"""A run in whose middle something breaks, and what must hold of it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from tests.e2e.stage import BOUND, Books, leads
+from tests.integration.faults.conftest import Harmed
+
+from rowmill.client import Client
+
+ROWS = 600
+SHARE = 0.3
+"""Of what the provider is asked in all, the part after which the fault comes."""
+
+IN_FLIGHT = 4 * 50 + 6
+"""Items of requests of `read` tools that can be under way at once (the project's concurrency): what an outage may have asked a second time."""
+
+
+async def asked(system: Harmed, items: float) -> None:
+    """Return when the provider was asked that many items."""
+    async with asyncio.timeout(BOUND):
+        while Books.told(await asyncio.to_thread(system.provider.stats, brief=True)).total < items:
+            await asyncio.sleep(0.01)
+
+
+async def survives(
+    system: Harmed, client: Client, word: str, fault: Callable[[], Awaitable[None]], *, rows: int = ROWS, faults: int = 1, within: float = BOUND
+) -> None:
+    """Start a run, let ``fault`` happen in its middle (``faults``: how often it interrupts), and assert that nobody can tell by the outcome."""
+    given = leads(rows, word)
+    due = Books.of(row["domain"] for row in given)
+    job = await client.start(system.play(), leads=given)
+    await asked(system, SHARE * due.total)
+    assert Books.told(await asyncio.to_thread(system.provider.stats, brief=True)).total < due.total, "too late to show anything"
+    await fault()
+    try:
+        async with asyncio.timeout(within):
+            await job.wait()
+    except TimeoutError:
+        words = "\n\n".join(f"{process.name} {process.exit_status}:\n{process.last_words()}" for process in system.services.processes)
+        raise AssertionError(f"the run is stuck: {await job.status()}\n{words}") from None
+    summary = await system.audit(client, job, given)
+    assert summary.counts.completed == rows
+    stats = await asyncio.to_thread(system.provider.stats)
+    told = Books.told(stats)
+    assert set(stats["effects"].values()) == {1}, "an idempotent item had two effects"
+    assert "crm" not in stats["repeated_by_provider"], "an idempotent item was sent under two keys"
+    assert due.reads <= told.reads <= due.reads + faults * IN_FLIGHT, f"{told} were asked, {due} were due"
+    assert system.all_run(), "a service fell over"
