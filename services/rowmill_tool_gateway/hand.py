@@ -181,14 +181,20 @@ class Hand:
         self.forget(flight)
 
     def defer(self, flight: Flight, calls: Iterable[Call], wait: float, *, reason: str, failure: ToolFailure | None = None) -> None:
-        """These calls wait elsewhere. ``failure``: why the provider keeps them waiting; with it, a call that waited for as long as its tool
-        allows fails (SPEC 4.4).
+        """These calls wait elsewhere. ``failure``: why the provider keeps them waiting; with it, a call that waits for too long fails.
+
+        Too long is what its tool allows in all (SPEC 4.4), or, of a provider that does not serve, what the call itself allows (a leg of a
+        waterfall, SPEC 1.3). Waiting for one's turn at a provider that serves, or for our own services, is no reason to give a leg up.
         """
         now = self._clock.now()
+        unserved = flight.lane.unavailable_for(self._clock.monotonic())
         gone = list(calls)
         for call in gone:
-            limit = flight.tool.tool.max_wait if call.item.max_wait is None else call.item.max_wait
-            if failure is not None and now + wait - (call.item.asked or now) > limit:
+            waited = now - (call.item.asked or now)
+            if failure is not None and (
+                waited + wait > flight.tool.tool.max_wait
+                or (unserved is not None and call.item.max_wait is not None and min(waited, unserved) + wait > call.item.max_wait)
+            ):
                 self._fail(call, flight.key, msgspec.structs.replace(failure, code="provider_unavailable", category="unavailable", retryable=False))
             else:
                 self._answer(call, "deferred", flight, wait_ms=math.ceil(wait * 1000), reason=reason)

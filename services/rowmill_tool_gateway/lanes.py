@@ -39,6 +39,8 @@ class Lane:
         self.claimed = 0.0
         """Requests' worth of calls that are being claimed or are claimed and not sent."""
         self.closed_until = float("-inf")
+        self.unavailable_since: float | None = None
+        """Since when the provider refuses or cannot be reached; None while it serves, however long its pace makes calls wait."""
         self._probes = probes
         self._missed = 0
         self._duration = FIRST_GUESS
@@ -86,17 +88,31 @@ class Lane:
         """The provider answered, whatever it said."""
         self._missed = 0
 
+    def served(self) -> None:
+        """The provider answered, and not that it is exhausted."""
+        self.unavailable_since = None
+
+    def unavailable_for(self, now: float) -> float | None:
+        """Seconds for which the provider has not served; None while it does."""
+        return None if self.unavailable_since is None else now - self.unavailable_since
+
     def missed(self, now: float, jitter: float) -> None:
         """A connection never opened. After several in a row the lane closes between probes. ``jitter``: from 0 to 1."""
         self._missed += 1
+        self._refused(now)
         beyond = self._missed - self._probes.after
         if beyond >= 0:
             wait = min(self._probes.limit, self._probes.first * 2.0 ** min(beyond, 30))
-            self.close(now + wait * (0.5 + jitter / 2))
+            self.close(now, wait * (0.5 + jitter / 2))
 
-    def close(self, until: float) -> None:
-        """Send nothing before ``until``; a lane that is closed for longer stays so."""
-        self.closed_until = max(self.closed_until, until)
+    def close(self, now: float, seconds: float) -> None:
+        """Send nothing for so long; a lane that is closed for longer stays so."""
+        self._refused(now)
+        self.closed_until = max(self.closed_until, now + seconds)
+
+    def _refused(self, now: float) -> None:
+        if self.unavailable_since is None:
+            self.unavailable_since = now
 
     def requests_per_second(self) -> float:
         """How fast the lane is taken to work off what waits."""

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from rowmill.errors import RowmillError
+from rowmill.errors import AskDied, RowmillError
 from rowmill.runtime.clock import Clock, backoff
 from rowmill.runtime.gathering import Gatherer
 from rowmill_contracts.envelope import PAGE_BYTES, Message
@@ -36,6 +36,7 @@ from rowmill_contracts.receipts import (
     Renewed,
     StoreAnswer,
 )
+from rowmill_contracts.tools import ToolFailure
 from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
 from rowmill_tool_gateway.flights import Flight
 
@@ -125,6 +126,8 @@ class Receipts:
         )
         try:
             reply = await self._asks.ask(request, RECEIPTS_CLAIMS, ReceiptsClaimed, timeout=self._timeout)
+        except AskDied as error:
+            return [ClaimAnswer(state="failed", failure=_dead(claim.tool, error)) for claim in claims]
         except RowmillError as error:
             log.warning("claims_unanswered", shard=shard, claims=len(claims), error=str(error))
             return [None] * len(claims)
@@ -214,6 +217,11 @@ class Receipts:
         await asyncio.gather(
             *(gatherer.drain() for gatherer in self._claims.values()), self._completions.drain(), self._failures.drain(), self._releases.drain()
         )
+
+
+def _dead(tool: str, error: AskDied) -> ToolFailure:
+    """Nothing was claimed, and nothing sent: the calls failed before they were made."""
+    return ToolFailure(tool=tool, code="dead_lettered", message=str(error), origin="receipts", category="dead_lettered")
 
 
 def _tell(told: Callable[..., None], *facts: object) -> None:

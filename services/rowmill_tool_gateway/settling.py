@@ -93,12 +93,14 @@ class Settler:
             lane.missed(now, self._random())
         elif kinds - {"never_opened", "misdefined", "no_answer"}:
             lane.reached()
+            if not any(isinstance(decision, Defer | Halt) for decision in decisions):
+                lane.served()
         for decision in decisions:
             match decision:
                 case Defer(wait=wait, failure=ToolFailure(category="rate_limited")):
-                    lane.close(now + (self._settings.rejected_wait if wait is None else wait))
+                    lane.close(now, self._settings.rejected_wait if wait is None else wait)
                 case Halt():
-                    lane.close(now + self._settings.payment_wait)
+                    lane.close(now, self._settings.payment_wait)
 
     # ---- results ----------------------------------------------------------------------------------------------------------------------
 

@@ -224,6 +224,23 @@ async def test_a_wait_beyond_what_the_tool_allows_fails_at_once(rig: Rig) -> Non
     assert (outcome.failure.code, outcome.failure.category) == ("provider_unavailable", "unavailable")
 
 
+async def test_a_leg_of_a_waterfall_gives_up_on_a_provider_that_does_not_serve(rig: Rig) -> None:
+    find = find_tool()
+    rig.port.script = answering({}, status=429, Retry_After="50")
+    [early] = await rig.ask([rig.item(find, {"domain": "a.example"}, asked=rig.clock.now() - 3000, max_wait=60.0)])
+    assert early.outcome == "deferred"  # it has waited for long, the provider has been away only now
+    rig.port.script = answering({}, status=429, Retry_After="61")
+    [late] = await rig.ask([rig.item(find, {"domain": "b.example"}, org="other", asked=rig.clock.now(), max_wait=60.0)], org="other")
+    assert late.outcome == "failed"
+
+
+async def test_a_leg_of_a_waterfall_waits_for_its_turn_at_a_provider_that_serves(rig: Rig) -> None:
+    find = find_tool(rate="10/s")
+    long_ago = rig.clock.now() - 600
+    outcomes = await rig.ask([rig.item(find, {"domain": f"d{n}.example"}, asked=long_ago, max_wait=60.0) for n in range(12)])
+    assert {outcome.outcome for outcome in outcomes} == {"completed", "deferred"}
+
+
 async def test_a_402_halts_and_keeps_no_failure(rig: Rig) -> None:
     rig.port.script = answering({"error": "pay"}, status=402)
     [outcome] = await rig.ask([rig.item(find_tool(), {"domain": "a.example"})])

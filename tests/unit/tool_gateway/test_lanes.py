@@ -57,8 +57,8 @@ def test_a_lane_sends_within_its_concurrency() -> None:
 
 def test_a_closed_lane_claims_and_sends_nothing_until_it_opens() -> None:
     closed = lane()
-    closed.close(10.0)
-    closed.close(5.0)
+    closed.close(0.0, 10.0)
+    closed.close(0.0, 5.0)
     assert not closed.may_send(9.9)
     assert closed.claim_room(9.9, 0.1) == 0
     assert closed.may_send(10.0)
@@ -95,7 +95,7 @@ def test_appointments_follow_one_another_at_the_lanes_rate() -> None:
 
 def test_the_expected_wait_is_the_closing_and_the_queue_before() -> None:
     paced = lane(rate="10/s")
-    paced.close(3.0)
+    paced.close(0.0, 3.0)
     assert paced.expected_wait(0.0, 20) == 5.0
 
 
@@ -168,3 +168,17 @@ def test_a_call_can_be_taken_out_before_it_is_sent() -> None:
         group.add(0.0, name)
     group.remove("a")
     assert group.take(0.0) == ["b"]
+
+
+def test_a_lane_knows_since_when_its_provider_does_not_serve() -> None:
+    refused = lane()
+    assert refused.unavailable_for(5.0) is None
+    refused.close(10.0, 1.0)
+    refused.close(20.0, 1.0)
+    assert refused.unavailable_for(25.0) == 15.0
+    refused.reached()
+    assert refused.unavailable_for(25.0) == 15.0
+    refused.served()
+    assert refused.unavailable_for(25.0) is None
+    refused.missed(30.0, 0.5)
+    assert refused.unavailable_for(31.0) == 1.0
