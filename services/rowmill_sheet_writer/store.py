@@ -204,7 +204,7 @@ class Store:
             await asking.rollback()
             return answer
 
-        return await self._database.transact(work)
+        return await self._database.transact(work, foreign=True)
 
     async def add_owed(self, events: Iterable[Event]) -> None:
         rows = [(e.message.event_id, e.routing_key, e.message.message_type, e.message.run_id, encode(e.message)) for e in events]

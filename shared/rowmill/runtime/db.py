@@ -67,6 +67,13 @@ class Queries:
         return list(self._by_name)
 
 
+async def _keep_session(_: object) -> None:
+    """Between uses a session stays as it is: nothing of ours outlives a transaction, and asyncpg's ``RESET ALL`` is a round trip for each use.
+
+    asyncpg itself rolls back what is open, whatever is given here.
+    """
+
+
 class Database:
     """A pool on one schema. Use `Database.connect`."""
 
@@ -106,6 +113,7 @@ class Database:
                     max_size=size,
                     command_timeout=60,
                     timeout=10,
+                    reset=_keep_session,
                     server_settings={"search_path": schema, "application_name": f"rowmill {schema}", **(server_settings or {})},
                 )
             except OUTAGES as error:
@@ -131,8 +139,10 @@ class Database:
             await self._clock.sleep(LOOK_SECONDS)
             self.reachable = await self.healthy()
 
-    async def transact(self, work: Callable[[Connection], Awaitable[ResultT]]) -> ResultT:
+    async def transact(self, work: Callable[[Connection], Awaitable[ResultT]], *, foreign: bool = False) -> ResultT:
         """Run ``work`` in a transaction; repeated with backoff while the database is away.
+
+        ``foreign``: it runs statements that are not ours, so the session is set back after it.
 
         Raises:
             UnavailableError: away for longer than `OUTAGE_LIMIT`.
@@ -140,8 +150,12 @@ class Database:
         """
 
         async def in_transaction(connection: Connection) -> ResultT:
-            async with connection.transaction():
-                return await work(connection)
+            try:
+                async with connection.transaction():
+                    return await work(connection)
+            finally:
+                if foreign:
+                    await connection.reset()
 
         return await self._repeated(in_transaction)
 

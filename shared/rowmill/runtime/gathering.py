@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+PARTIAL_FLUSHES: Final = 2
+"""Flushes under way besides which no page goes that is not full: what they cost is better spent on fuller pages. One that hangs must not hold the
+other up, so it is more than one."""
+
+PATIENCE: Final = 10
+"""A page waits for such flushes until its first item is this many times ``max_age`` old."""
 
 ItemT = TypeVar("ItemT")
 
@@ -13,9 +20,9 @@ ItemT = TypeVar("ItemT")
 class Gatherer(Generic[ItemT]):
     """Hands items to ``flush`` in pages of at most ``max_items`` and about ``max_bytes``.
 
-    A page goes when it is full, when its first item is ``max_age`` seconds old, or at once when no flush is under way and the loop has run
-    what was ready before. Items keep their order within and over pages as long as ``max_flushes`` is 1. ``flush`` must not raise; it owns
-    what it was given.
+    A page goes when it is full, when its first item is ``max_age`` seconds old (while several flushes are under way: when one of them ends, or a few
+    ``max_age`` later), or at once when no flush is under way and the loop has run what was ready before. Items keep their order within and over
+    pages as long as ``max_flushes`` is 1. ``flush`` must not raise; it owns what it was given.
     """
 
     def __init__(
@@ -37,6 +44,7 @@ class Gatherer(Generic[ItemT]):
         self._items: deque[ItemT] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._asap = False
+        self._due = False
         self._flushes: set[asyncio.Task[None]] = set()
 
     def add(self, item: ItemT) -> None:
@@ -70,7 +78,11 @@ class Gatherer(Generic[ItemT]):
 
     def _expired(self) -> None:
         self._timer = None
-        self._start(partial=True)
+        if not self._due and len(self._flushes) >= PARTIAL_FLUSHES:
+            self._due = True
+            self._timer = asyncio.get_running_loop().call_later(self._max_age * (PATIENCE - 1), self._expired)
+        else:
+            self._start(partial=True)
 
     def _start(self, *, partial: bool) -> None:
         while self._items and len(self._flushes) < self._max_flushes and (partial or len(self._items) >= self._max_items):
@@ -85,6 +97,7 @@ class Gatherer(Generic[ItemT]):
     def _cut(self) -> list[ItemT]:
         page: list[ItemT] = []
         size = 0
+        self._due = False
         while self._items and len(page) < self._max_items:
             if self._size is not None and self._max_bytes is not None:
                 size += self._size(self._items[0])
@@ -100,7 +113,7 @@ class Gatherer(Generic[ItemT]):
         if self._items:
             if len(self._items) >= self._max_items:
                 self._start(partial=False)
-            elif not self._flushes:
+            elif not self._flushes or (self._due and len(self._flushes) < PARTIAL_FLUSHES):
                 self._start(partial=True)
             else:
                 self._schedule()

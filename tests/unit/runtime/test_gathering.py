@@ -50,3 +50,29 @@ async def test_pages_are_cut_by_bytes_and_a_larger_item_travels_alone() -> None:
         gatherer.add(b"x" * size)
     await gatherer.drain()
     assert [[len(item) for item in page] for page in pages] == [[4, 4], [4], [30], [1]]
+
+
+async def test_what_comes_while_flushes_are_under_way_goes_together_and_waits_for_no_flush_that_hangs() -> None:
+    pages: list[list[int]] = []
+    released = asyncio.Event()
+
+    async def flush(page: list[int]) -> None:
+        pages.append(page)
+        await released.wait()
+
+    async def begun(flushes: int) -> None:
+        async with asyncio.timeout(10):
+            while len(pages) < flushes:
+                await asyncio.sleep(0)
+
+    gatherer = Gatherer(flush, max_items=10, max_age=0.001)
+    gatherer.add(1)
+    await begun(1)
+    gatherer.add(2)
+    await begun(2)
+    gatherer.add(3)
+    gatherer.add(4)
+    await begun(3)
+    assert pages == [[1], [2], [3, 4]]
+    released.set()
+    await gatherer.drain()
