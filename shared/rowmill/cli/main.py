@@ -7,6 +7,7 @@ command was used wrongly or something must be installed first, 1 otherwise. With
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated, Any
 
@@ -62,6 +63,8 @@ VersionOption = Annotated[bool, typer.Option("--version", callback=_print_versio
 @app.callback()
 def _options(context: typer.Context, *, debug: DebugOption = False, version: VersionOption = False) -> None:  # noqa: ARG001 - its callback answers
     """Options before the command's name."""
+    for client in ("aiormq", "aio_pika"):  # they print tracebacks for connections that are replaced as a matter of course
+        logging.getLogger(client).setLevel(logging.CRITICAL)
     if isinstance(context.command, _ErrorsAsSentences):
         context.command.show_tracebacks = debug
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from rowmill.cli.progress import Progress, shown
-from rowmill.client.client import Client
+from rowmill.client.client import Client, divided_input
 from rowmill.client.jobs import OVER, Job
 from rowmill.client.reading import SheetReader
 from rowmill.dev.working_set import missing_services, working_set
@@ -54,6 +54,7 @@ class RunStatus:
 
 def carry_out(request: RunRequest) -> RunStatus:
     """Run to the end (or detach), with progress on stderr and the summary on stdout."""
+    divided_input(request.play, request.given)  # what is wrong with a file is said before anything is started
     settings = request.project.settings
     if request.detach:
         if settings.broker is None:

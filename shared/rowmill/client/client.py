@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -75,7 +76,7 @@ class Client:
 
         """
         given = {**(input or {}), **fields}
-        plain, sources = _divided(play, given)
+        plain, sources = await asyncio.to_thread(divided_input, play, given)
         run_id = run_id or new_id("run-")
         job = await self._attend(play if isinstance(play, str) else play.name, run_id)
         staged: dict[str, Staged] = {}
@@ -129,8 +130,13 @@ class Client:
                 job.hear(event)
 
 
-def _divided(play: Play[Any, Any] | str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Source]]:
-    """Plain values of the input, and the sources to stage. Checked here, before anything is staged."""
+def divided_input(play: Play[Any, Any] | str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Source]]:
+    """Plain values of the input, and the sources to stage: checked whole (files are read through), before anything is started or staged.
+
+    Raises:
+        UsageError: a field is unknown, missing or not storable. InputError: a source is unusable.
+
+    """
     if isinstance(play, str):
         return {name: encode_value(value, name) for name, value in given.items()}, {}
     sources = {name: value if isinstance(value, Source) else open_source(value) for name, value in given.items() if name in play.rows_fields}

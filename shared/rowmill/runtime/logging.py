@@ -26,4 +26,11 @@ def configure(level: str, form: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
+    quieten_clients()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+
+
+def quieten_clients() -> None:
+    """Silence the AMQP client's own log: it prints tracebacks for connections that the bus replaces as a matter of course, and says so itself."""
+    for name in ("aiormq", "aio_pika"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
