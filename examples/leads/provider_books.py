@@ -83,6 +83,7 @@ class Ledger:
             "max_effects_per_key": max(self.effects.values(), default=0),
             "subjects": len(self.subjects),
             "repeated_subjects": self.subjects.total() - len(self.subjects),
+            "repeated_by_provider": dict(self._repeated_by_provider()),
             "max_effects_per_subject": max(self.subjects.values(), default=0),
             "in_flight": self.in_flight.total(),
             "in_flight_max": dict(self.in_flight_max),
@@ -91,6 +92,13 @@ class Ledger:
         if not brief:
             stats["effects"] = dict(self.effects)
         return stats
+
+    def _repeated_by_provider(self) -> Counter[str]:
+        repeated: Counter[str] = Counter()
+        for subject, times in self.subjects.items():
+            if times > 1:
+                repeated[subject.partition(" ")[0]] += times - 1
+        return repeated
 
 
 class RateWindow:
