@@ -40,7 +40,8 @@ def system(_stage: Stage) -> Iterator[Stage]:
     _stage.provider.reset()
     with registry.isolated():
         yield _stage
-    sys.modules.pop("plays", None)
+    for module in ("plays", "more_plays"):
+        sys.modules.pop(module, None)
     while str(_stage.project) in sys.path:
         sys.path.remove(str(_stage.project))
 

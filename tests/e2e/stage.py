@@ -49,7 +49,7 @@ FULL_SIZE = {"ROWMILL_PAGE_GATHER": str(0.005 / SCALE), "ROWMILL_CLAIM_AHEAD": s
 """Durations that are about throughput, not about waiting: at a twentieth, calls that a slow machine keeps waiting would be parked all the time."""
 
 PROJECT_FILE = """
-plays = ["plays"]
+plays = ["plays", "more_plays"]
 tools = ["plays"]
 
 [providers.hunter]
@@ -65,11 +65,24 @@ rate = "1000/s"
 concurrency = 4
 """
 
+MORE_PLAYS = """
+from pydantic import BaseModel
+from rowmill import Context, Rows, play
+
+class Domains(BaseModel):
+    rows: Rows
+
+@play("misspelt", description="Asks for a tool that there is not")
+async def misspelt(ctx: Context, input: Domains) -> None:
+    await ctx.dataset("misspelt", input.rows).with_column("email", lambda row, ctx: ctx.call("hunter.fnid", {})).run(key="domain")
+"""
+
 
 def make_project(folder: Path) -> Path:
     """A project with the example's play, whose providers allow as much as tests need. Returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(EXAMPLE / "plays.py", folder)
+    (folder / "more_plays.py").write_text(MORE_PLAYS)
     (folder / "rowmill.toml").write_text(PROJECT_FILE)
     return folder
 

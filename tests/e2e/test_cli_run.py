@@ -1,0 +1,178 @@
+"""`rowmill run` as a person types it, on a project and files of its own: what comes out, what is said, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.e2e.stage import BOUND, Books, ProviderProcess, Stage, contact_of, leads, make_project, provider_environment, read_csv, score_of, write_csv
+
+
+def _text(cell: object) -> str:
+    return "" if cell is None else str(cell)
+
+
+def test_a_file_comes_out_enriched_in_its_own_order_and_the_second_run_asks_nobody(system: Stage, word: str, tmp_path: Path) -> None:
+    rows = leads(400, word)
+    rows[50:50] = [dict(rows[7], name="a twin")]  # of a row long before it
+    rows.append(rows[3])
+    rows.reverse()  # the first of two twins may be any
+    source, out = write_csv(tmp_path / "mine.csv", rows), tmp_path / "enriched.csv"
+
+    first = system.rowmill("run", "plays:leads", "--csv", str(source), "--out", str(out))
+
+    assert first.returncode == 0, first.stderr
+    written = read_csv(out)
+    assert [row["domain"] for row in written] == [row["domain"] for row in rows]
+    assert list(written[0]) == ["domain", "name", "contact", "score", "_status", "_error"]
+    for row in written:
+        assert (row["contact"], row["score"]) == (_text(contact_of(row["domain"])), _text(score_of(row["domain"])))
+        assert row["_error"] == ""
+    assert sorted({row["_status"] for row in written}) == ["completed", "duplicate"]
+    assert [row["_status"] for row in written].count("duplicate") == 2
+    assert Books.told(system.provider.stats()) == Books.of(row["domain"] for row in rows)
+    assert "402 admitted, 400 completed, 0 failed, 0 cancelled, 0 reused, 2 duplicates" in first.stdout
+    assert "rowmill: staged 402 rows; run run-" in first.stderr
+    assert "rowmill: leads: admitted " in first.stderr
+
+    system.provider.reset()
+    second = system.rowmill("run", "leads", "--csv", str(source), "--out", str(out), "--json")
+
+    assert second.returncode == 0, second.stderr
+    assert system.provider.stats()["requests"] == {}
+    again = read_csv(out)
+    assert [{**row, "_status": ""} for row in again] == [{**row, "_status": ""} for row in written]
+    summary = json.loads(second.stdout)
+    assert summary["state"] == "completed"
+    assert summary["written"] == 402
+    assert (summary["counts"]["reused"], summary["counts"]["duplicates"], summary["counts"]["calls"]) == (400, 2, 0)
+
+
+def test_failed_rows_stay_in_the_output_and_decide_the_exit_status(system: Stage, word: str, tmp_path: Path) -> None:
+    rows = leads(60, word)
+    source, out = write_csv(tmp_path / "mine.csv", rows), tmp_path / "enriched.csv"
+    command = ("run", "plays:leads", "--csv", str(source), "--out", str(out))
+    system.provider.control(reply={"path": "/match", "status": 400, "count": 3, "body": '{"error": "no such thing"}'})
+
+    failed = system.rowmill(*command)
+
+    assert failed.returncode == 1, failed.stderr
+    written = read_csv(out)
+    assert [row["domain"] for row in written] == [row["domain"] for row in rows]
+    bad = [row for row in written if row["_status"] == "failed"]
+    assert len(bad) == 3
+    assert all("400" in row["_error"] and row["contact"] == "" for row in bad)
+    assert "3 failed" in failed.stdout
+
+    system.provider.control(reply={"path": "/match", "status": 400, "count": 1})
+    allowed = system.rowmill(*command, "--allow-failed", "--json")
+
+    assert allowed.returncode == 0, allowed.stderr
+    counts = json.loads(allowed.stdout)["counts"]
+    assert (counts["reused"], counts["failed"], counts["completed"]) == (57, 1, 2)  # what failed is tried again
+
+
+def test_a_limit_works_the_first_rows_only(system: Stage, word: str, tmp_path: Path) -> None:
+    rows = leads(300, word)
+    source, out = write_csv(tmp_path / "mine.csv", rows), tmp_path / "enriched.jsonl"
+
+    ended = system.rowmill("run", "plays:leads", "--csv", str(source), "--out", str(out), "--limit", "10")
+
+    assert ended.returncode == 0, ended.stderr
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["domain"] for row in written] == [row["domain"] for row in rows[:10]]
+    assert Books.told(system.provider.stats()) == Books.of(row["domain"] for row in rows[:10])
+
+
+BAD_FILES = {
+    "a header is missing": (b"company,name\nacme,Ann\n", ["'domain'"]),
+    "a record is too wide": (b'domain,name\na.example,"two\nlines"\nb.example,Bob,extra\n', ["record 2", "line 4"]),
+    "bytes are of no encoding": (b"domain,name\na.example,Ann\nb.example,B\xff\x00b\n", ["mine.csv"]),
+    "it is empty": (b"", ["mine.csv"]),
+}
+
+
+@pytest.mark.parametrize("content, said", BAD_FILES.values(), ids=BAD_FILES)
+def test_an_unusable_file_is_named_with_the_place_and_nothing_is_started(system: Stage, tmp_path: Path, content: bytes, said: list[str]) -> None:
+    source = tmp_path / "mine.csv"
+    source.write_bytes(content)
+
+    ended = system.rowmill("run", "plays:leads", "--csv", str(source))
+
+    assert ended.returncode in {1, 2}
+    assert all(word in ended.stderr for word in said), ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "staged" not in ended.stderr
+
+
+def test_what_is_asked_for_and_not_there_is_named_beside_what_is(system: Stage, word: str, tmp_path: Path) -> None:
+    source = write_csv(tmp_path / "mine.csv", leads(3, word))
+
+    no_file = system.rowmill("run", "plays:leads", "--csv", str(tmp_path / "other.csv"))
+    no_play = system.rowmill("run", "laeds", "--csv", str(source))
+    no_attribute = system.rowmill("run", "plays:laeds", "--csv", str(source))
+    no_tool = system.rowmill("run", "misspelt", "--csv", str(source), "--out", str(tmp_path / "out.csv"))
+
+    assert no_file.returncode != 0
+    assert "no such file" in no_file.stderr
+    assert "other.csv" in no_file.stderr
+    assert no_play.returncode != 0
+    assert "leads, misspelt" in no_play.stderr
+    assert no_attribute.returncode != 0
+    assert "plays:leads" in no_attribute.stderr
+    assert no_tool.returncode == 1
+    errors = no_tool.stdout + no_tool.stderr + (tmp_path / "out.csv").read_text()
+    assert "hunter.fnid" in errors
+    assert "apollo.match, crm.score, hunter.find" in errors
+
+
+def test_without_a_broker_it_says_what_was_tried_and_how_to_start_one(system: Stage, word: str, tmp_path: Path) -> None:
+    source = write_csv(tmp_path / "mine.csv", leads(3, word))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    ended = system.rowmill("run", "plays:leads", "--csv", str(source), ROWMILL_BROKER_URL=f"amqp://guest:secret@127.0.0.1:{port}/")
+
+    assert ended.returncode == 1
+    assert str(port) in ended.stderr
+    assert "secret" not in ended.stderr
+    assert "start it, or unset ROWMILL_BROKER_URL to have rowmill start a private one" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_in_a_fresh_folder_a_private_set_is_started_for_the_command_and_kept_for_the_next(
+    tmp_path: Path, word: str, request: pytest.FixtureRequest
+) -> None:
+    project = make_project(tmp_path / "project")
+    rows = leads(20, word)
+    write_csv(project / "mine.csv", rows)
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("ROWMILL_")}
+
+    with ProviderProcess() as provider:
+        environment = {**bare, **provider_environment(provider.url)}
+
+        def rowmill(*arguments: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-m", "rowmill", *arguments]
+            return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=BOUND, check=False)
+
+        request.addfinalizer(lambda: rowmill("dev", "reset"))
+        nothing = rowmill("runs", "list")
+        assert nothing.returncode == 1
+        assert "`rowmill up` starts servers and services" in nothing.stderr
+
+        first = rowmill("run", "plays:leads", "--csv", "mine.csv", "--out", "enriched.csv")
+        assert first.returncode == 0, first.stderr
+        assert "private set" in first.stderr
+        assert [row["contact"] for row in read_csv(project / "enriched.csv")] == [_text(contact_of(row["domain"])) for row in rows]
+        assert Books.told(provider.stats()) == Books.of(row["domain"] for row in rows)
+
+        provider.reset()
+        second = rowmill("run", "plays:leads", "--csv", "mine.csv", "--out", "enriched.csv")
+        assert second.returncode == 0, second.stderr
+        assert provider.stats()["requests"] == {}
