@@ -99,12 +99,18 @@ class Doubt(msgspec.Struct, frozen=True):
     revision: int
 
 
+class Again(msgspec.Struct, frozen=True):
+    """The lease is the claim's already: ``answer`` holds if it can be renewed, for its holder counts a whole life from this answer on."""
+
+    answer: ClaimAnswer
+
+
 def first_claim(wanted: Wanted) -> Grant:
     """The grant for a key that was never claimed."""
     return Grant(wanted, 0, 0, False, None, wanted.claim.cost)
 
 
-def decide_claim(wanted: Wanted, found: Found, *, held_poll: float) -> ClaimAnswer | Grant | Doubt:
+def decide_claim(wanted: Wanted, found: Found, *, held_poll: float) -> ClaimAnswer | Grant | Doubt | Again:
     """What a claim is answered or what is to be stored for it; budgets are judged by the caller, over the page.
 
     ``held_poll``: seconds after which one that waits for another's lease asks again, at most.
@@ -131,7 +137,7 @@ def decide_claim(wanted: Wanted, found: Found, *, held_poll: float) -> ClaimAnsw
     return _decide_lease(wanted, receipt, held_poll)
 
 
-def _decide_lease(wanted: Wanted, receipt: Receipt, held_poll: float) -> ClaimAnswer | Grant | Doubt:
+def _decide_lease(wanted: Wanted, receipt: Receipt, held_poll: float) -> ClaimAnswer | Grant | Doubt | Again:
     """No output and no failure answers: who may have the lease?"""
     claim, request = wanted.claim, wanted.request
     ours = receipt.lease_id == claim.lease_id
@@ -139,9 +145,9 @@ def _decide_lease(wanted: Wanted, receipt: Receipt, held_poll: float) -> ClaimAn
         case "outcome_unknown":
             return ClaimAnswer(state="unknown", run_id=receipt.run_id, failure=receipt.last_failure)
         case "running" if ours:
-            return ClaimAnswer(state="granted", lease_id=claim.lease_id, dispatch=receipt.dispatch, took_over=receipt.took_over)
+            return Again(ClaimAnswer(state="granted", lease_id=claim.lease_id, dispatch=receipt.dispatch, took_over=receipt.took_over))
         case "queued" if ours and not request.only_cached and not receipt.over and not request.confirm:
-            return ClaimAnswer(state="granted", lease_id=claim.lease_id, took_over=receipt.took_over)
+            return Again(ClaimAnswer(state="granted", lease_id=claim.lease_id, took_over=receipt.took_over))
         case "queued" | "running" if not receipt.over and not ours:
             return ClaimAnswer(state="held", wait_ms=_wait_ms(receipt.remaining, held_poll))
         case "running" if receipt.effect == "non_idempotent":

@@ -213,20 +213,26 @@ WITH accounts AS MATERIALIZED (
 SELECT key FROM failed;
 
 -- name: release
--- Claims that were never sent: queued ones (dispatch 0), or confirmed ones under their dispatch number. What they reserved is refunded.
--- $1: the runs, sorted.
+-- Claims that were never sent: queued ones (dispatch 0), or confirmed ones under their dispatch number, also where the outcome was taken for
+-- unknown meanwhile. What they reserved is refunded, that of a confirmed one even after its lease has moved. $1: the runs, sorted.
 WITH accounts AS MATERIALIZED (
     SELECT run_id FROM runs WHERE run_id = ANY ($1::text[]) ORDER BY run_id FOR NO KEY UPDATE
+), asked AS MATERIALIZED (
+    SELECT g.* FROM unnest($2::bytea[], $3::text[], $4::integer[], $5::text[]) AS g (key, lease_id, dispatch, run_id)
+    WHERE (SELECT count(*) FROM accounts) >= 0
 ), given_back AS (
     UPDATE receipts r SET state = 'released', revision = r.revision + 1
-    FROM unnest($2::bytea[], $3::text[], $4::integer[]) AS a (key, lease_id, dispatch)
-    WHERE (SELECT count(*) FROM accounts) >= 0
-        AND r.key = ANY (ARRAY[a.key]) AND r.lease_id = a.lease_id
-        AND (r.state = 'queued' AND a.dispatch = 0 OR r.state = 'running' AND r.dispatch = a.dispatch)
+    FROM asked a
+    WHERE r.key = ANY (ARRAY[a.key]) AND r.lease_id = a.lease_id
+        AND (r.state = 'queued' AND a.dispatch = 0 OR r.state IN ('running', 'outcome_unknown') AND r.dispatch = a.dispatch)
     RETURNING r.key, r.run_id, CASE a.dispatch WHEN 0 THEN r.dispatch + 1 ELSE a.dispatch END AS charged_dispatch
+), unsent AS (
+    SELECT key, run_id, charged_dispatch FROM given_back
+    UNION
+    SELECT key, run_id, dispatch FROM asked WHERE dispatch > 0
 ), refunded AS (
-    DELETE FROM charges c USING given_back g
-    WHERE c.run_id = ANY (ARRAY[g.run_id]) AND c.key = g.key AND c.dispatch = g.charged_dispatch AND c.spent IS NULL
+    DELETE FROM charges c USING unsent u
+    WHERE c.run_id = ANY (ARRAY[u.run_id]) AND c.key = u.key AND c.dispatch = u.charged_dispatch AND c.spent IS NULL
     RETURNING c.run_id, c.reserved
 ), booked AS (
     UPDATE runs SET charged = runs.charged - d.amount

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from rowmill_contracts.receipts import ClaimAnswer, ConfirmAnswer, HaltRun, LeaseShard, RunHalted, ShardsLeased, StoreAnswer
 from rowmill_receipt_store.charges import Allowances
 from rowmill_receipt_store.leases import (
+    Again,
     Doubt,
     Found,
     Grant,
@@ -78,6 +79,7 @@ class Receipts:
         allowances = Allowances()
         grants: list[Grant] = []
         doubts: dict[bytes, int] = {}
+        again: dict[bytes, ClaimAnswer] = {}
         for item in wanted:
             decision = decide_claim(item, found[item.key], held_poll=self._held_poll)
             match decision:
@@ -90,8 +92,13 @@ class Receipts:
                         answers[item.key] = ClaimAnswer(state="over_budget")
                 case Doubt():
                     doubts[item.key] = decision.revision
+                case Again():
+                    again[item.key] = decision.answer
                 case ClaimAnswer():
                     answers[item.key] = decision
+        if again:
+            held = await self._store.renew([Lease(key=key, lease_id=answer.lease_id) for key, answer in again.items()])
+            answers.update({key: answer for key, answer in again.items() if key in held})
         if doubts:
             answers.update(dict.fromkeys(await self._store.doubt(doubts), ClaimAnswer(state="unknown")))
         return grants

@@ -246,6 +246,7 @@ class Store:
             [lease.key for lease in leases],
             [lease.lease_id for lease in leases],
             [lease.dispatch for lease in leases],
+            [lease.run_id for lease in leases],
         )
         return _keys(rows)
 

@@ -289,3 +289,19 @@ async def test_a_rejected_output_is_charged_at_what_it_cost(ann: Caller, key: by
 
     assert await books.charges(ann.run) == [(1, 3 * CENT, CENT, False)]
     assert await books.charged(ann.run) == CENT
+
+
+async def test_a_confirmed_claim_that_was_not_sent_is_refunded_after_its_lease_moved_too(
+    ann: Caller, bob: Caller, key: bytes, books: Books, store: Store
+) -> None:
+    await ann.halt("resume", budget="1")
+    await ann.claim(key, cost=CENT, confirm=True)
+    store.clock_offset = RUNNING + 1
+    await bob.claim(key, confirm=True)
+    assert await books.charges(ann.run) == [(1, CENT, None, True)]
+
+    for _ in range(2):
+        assert not await ann.release(key, dispatch=1)
+
+    assert await books.charges(ann.run) == []
+    assert await books.charged(ann.run) == 0

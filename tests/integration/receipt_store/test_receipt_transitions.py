@@ -186,7 +186,7 @@ async def test_an_expired_running_lease_of_no_idempotent_tool_is_unknown_until_i
     assert await books.state(key) == "outcome_unknown"
     assert (await ann.confirm(key)).state == "lost"
     assert not await ann.renew(key)
-    assert not await ann.release(key, dispatch=1)
+    assert not await ann.release(key)
 
     assert (await bob.complete(key)).state == "superseded"
     assert (await ann.complete(key)).state == "stored"
@@ -371,3 +371,22 @@ async def test_outputs_beyond_an_answers_room_are_there_for_the_asking(ann: Call
         missing = [key for key, answer in answers.items() if answer.state == "held"]
         rounds += 1
     assert rounds == 3
+
+
+async def test_a_dispatch_taken_for_unknown_that_was_never_sent_can_be_given_back(ann: Caller, bob: Caller, key: bytes, store: Store) -> None:
+    await ann.claim(key, confirm=True, effect="non_idempotent")
+    store.clock_offset = RUNNING + 1
+    assert (await bob.claim(key, effect="non_idempotent")).state == "unknown"
+
+    assert await ann.release(key, dispatch=1)
+
+    assert (await bob.claim(key, effect="non_idempotent")).state == "granted"
+
+
+async def test_asking_again_for_a_lease_that_is_over_renews_it(ann: Caller, bob: Caller, key: bytes, store: Store) -> None:
+    await ann.claim(key, confirm=True)
+    store.clock_offset = RUNNING + 1
+
+    assert (await ann.claim(key, confirm=True)).dispatch == 1
+
+    assert (await bob.claim(key, confirm=True)).state == "held"

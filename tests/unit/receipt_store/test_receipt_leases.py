@@ -12,6 +12,7 @@ from rowmill_contracts.receipts import Claim, ClaimAnswer, ClaimReceipts
 from rowmill_contracts.tools import ToolFailure
 from rowmill_receipt_store.charges import Former
 from rowmill_receipt_store.leases import (
+    Again,
     Doubt,
     FailureOnRecord,
     Found,
@@ -61,7 +62,7 @@ def output(completed_at: float, body: bytes | None = b'{"raw":1}') -> Output:
     return Output(body, no_result=False, cost=Decimal("0.01"), completed_at=completed_at, dispatch=2, run_id="payer", caller="leads/a")
 
 
-def decide(claim: Wanted, found: Receipt | None, **facts: Any) -> ClaimAnswer | Grant | Doubt:
+def decide(claim: Wanted, found: Receipt | None, **facts: Any) -> ClaimAnswer | Grant | Doubt | Again:
     return decide_claim(claim, Found(receipt=found, **facts), held_poll=0.25)
 
 
@@ -117,8 +118,8 @@ def test_the_same_lease_is_the_same_claim() -> None:
     queued = receipt("queued", lease_id="ours")
     running = receipt("running", lease_id="ours", took_over=True)
 
-    assert decide(wanted(), queued) == ClaimAnswer(state="granted", lease_id="ours")
-    assert decide(wanted(confirm=True), running) == ClaimAnswer(state="granted", lease_id="ours", dispatch=2, took_over=True)
+    assert decide(wanted(), queued) == Again(ClaimAnswer(state="granted", lease_id="ours"))
+    assert decide(wanted(confirm=True), running) == Again(ClaimAnswer(state="granted", lease_id="ours", dispatch=2, took_over=True))
 
 
 def test_the_same_claim_asked_with_confirmation_is_confirmed() -> None:

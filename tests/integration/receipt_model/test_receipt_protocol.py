@@ -1,0 +1,477 @@
+"""Receipts explored as a protocol: random histories of claims, confirmations, renewals, outcomes, hand-overs, stops and crashes on a real database.
+
+Requests are lost, repeated and overtaken: each may be answered to nobody, asked again at any later time, and met by another one, or by the death of
+the store's process, between its own statements. `protocol_model` says what must hold after every step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Literal
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from rowmill.runtime.db import Database
+from rowmill_contracts.receipts import Claim, ClaimReceipts, HaltRun, LeaseShard
+from rowmill_contracts.tools import ToolFailure
+from rowmill_receipt_store.leases import Found, Wanted
+from rowmill_receipt_store.receipts import Receipts
+from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Completed, Failed, Lease, Sought, Store
+
+from .protocol_model import QUEUED, RUNNING, SHARD, KeyLedger, Ledger, Told
+
+pytestmark = pytest.mark.servers
+
+EFFECTS = ("read", "idempotent", "non_idempotent")
+COSTS = (Decimal(0), Decimal("0.01"), Decimal("0.03"))
+OUTPUT_LIMIT = 64
+FAILURE = ToolFailure(tool="hunter.find", code="http_400", message="no")
+
+_histories = itertools.count()
+Meanwhile = Callable[[], Awaitable[None]]
+
+
+class Died(Exception):
+    """The store's process died between two statements."""
+
+
+class OvertakenStore(Store):
+    """Lets one thing happen after something was read and before anything is decided on it."""
+
+    meanwhile: Meanwhile | None = None
+
+    async def load(self, asked: Sequence[Sought], *, bodies: bool) -> dict[bytes, Found]:
+        found = await super().load(asked, bodies=bodies)
+        if self.meanwhile is not None:
+            act, self.meanwhile = self.meanwhile, None
+            await act()
+        return found
+
+
+@dataclass
+class World:
+    """What all histories share. ``steps``: requests made and other things that happened."""
+
+    loop: asyncio.AbstractEventLoop
+    store: OvertakenStore
+    receipts: Receipts
+    look: asyncpg.Connection[Any]
+    steps: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Run:
+    run_id: str
+    started_at: float
+
+
+Request = Callable[[bool], Awaitable[None]]
+"""Makes its request; with False nobody hears the answer."""
+
+seldom = st.integers(0, 7).map(lambda number: number == 7)
+pick = st.sampled_from(range(840))  # evenly, whatever it is divided by
+overtaking = st.sampled_from([None] * 5 + ["dies", "repeat", "rival", "halt", "finish", "hand over"])
+outcomes = st.sampled_from(["confirm"] * 3 + ["complete"] * 3 + ["renew", "release", "fail", "fail again", "unknown", "too large", "refund"])
+
+
+class History(RuleBasedStateMachine):
+    world: World
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = f"{next(_histories)}"
+        self.keys = [hashlib.sha256(f"{self.name}-{number}".encode()).digest() for number in range(len(EFFECTS))]
+        self.ledger = Ledger({key: KeyLedger(effect) for key, effect in zip(self.keys, EFFECTS, strict=True)})
+        self.runs: list[Run] = []
+        self.budgets: dict[str, Decimal] = {}
+        self.terms: dict[tuple[str, int], int] = {}
+        self.leases: list[Told] = []
+        self.past: list[Request] = []
+        self.numbers = itertools.count()
+        for cents in (None, 4, 9):
+            run = self._new_run()
+            if cents is not None:
+                self._do(self._halting(run, "resume", Decimal(cents) / 100))
+
+    # ---- time, death, runs, shards ------------------------------------------------------------------------------------------------------
+
+    @rule(what=st.sampled_from(["time"] * 4 + ["death", "run", "halt"] + ["shard"] * 2), number=pick, seldom=seldom)
+    def something_happens(self, what: str, number: int, seldom: bool) -> None:
+        match what:
+            case "time":
+                self.world.store.clock_offset += (0.7, 4.1, 11.3, 61.9, 61.9)[number % 5]
+                self.world.steps += 1
+            case "death":
+                self._a_holder_dies("abc"[number % 3])
+            case "run":
+                self.runs[number % 3] = self._new_run()
+                cents = (None, 1, 4, 9)[number // 3 % 4]
+                if cents is not None:
+                    self._do(self._halting(self.runs[number % 3], "resume", Decimal(cents) / 100))
+            case "halt":
+                run = self.runs[number % 3]
+                resumes = self.ledger.run_states[run.run_id] != "running"
+                budget = self.budgets[run.run_id] + Decimal(number // 3 % 6) / 100 if run.run_id in self.budgets else None
+                self._do(self._halting(run, "stop" if seldom else "resume" if resumes else "halt", budget))
+            case _:
+                self._do(self._leasing("abc"[number % 3], number % 2, release=seldom))
+
+    def _a_holder_dies(self, holder: str) -> None:
+        """It forgets its leases; what it had confirmed may or may not have been sent."""
+        self.leases = [lease for lease in self.leases if lease.holder != holder]
+        for key in self.ledger.keys.values():
+            key.told = {lease_id: lease for lease_id, lease in key.told.items() if lease.holder != holder}
+        self.terms = {(who, shard): term for (who, shard), term in self.terms.items() if who != holder}
+        self.world.steps += 1
+
+    # ---- receipts -----------------------------------------------------------------------------------------------------------------------
+
+    @rule(
+        keys=st.lists(st.integers(0, len(EFFECTS) - 1), min_size=1, max_size=3),
+        which=st.integers(0, 2),
+        holder=st.sampled_from("abc"),
+        shard=st.sampled_from([None, 0, 1]),
+        confirm=st.booleans(),
+        force=seldom,
+        only_cached=seldom,
+        cost=st.sampled_from(COSTS),
+        lost=seldom,
+        meanwhile=overtaking,
+        number=pick,
+    )
+    def claim(
+        self,
+        keys: list[int],
+        which: int,
+        holder: str,
+        shard: int | None,
+        confirm: bool,
+        force: bool,
+        only_cached: bool,
+        cost: Decimal,
+        lost: bool,
+        meanwhile: str | None,
+        number: int,
+    ) -> None:
+        asked = [self.keys[index] for index in keys]
+        if shard is not None and (holder, shard) not in self.terms and number % 8:
+            shard = None
+        running = [run for run in self.runs if self.ledger.run_states[run.run_id] == "running"]
+        run = running[which % len(running)] if running and number % 8 else self.runs[which]
+        request = self._claiming(asked, run, holder, shard, confirm=confirm, force=force, only_cached=only_cached, cost=cost)
+        self._do(request, lost=lost, meanwhile=self._overtaking(meanwhile, number))
+
+    @precondition(lambda self: self.leases)
+    @rule(which=pick, what=outcomes, lost=seldom, meanwhile=overtaking, number=pick)
+    def a_holder_goes_on(self, which: int, what: str, lost: bool, meanwhile: str | None, number: int) -> None:
+        self._go_on(which, what, lost=lost, meanwhile=meanwhile, number=number)
+
+    @precondition(lambda self: self.leases)
+    @rule(which=st.sampled_from([0, 0, 1]), what=outcomes, lost=seldom, meanwhile=overtaking, number=pick)
+    def a_newer_lease_goes_on(self, which: int, what: str, lost: bool, meanwhile: str | None, number: int) -> None:
+        self._go_on(which, what, lost=lost, meanwhile=meanwhile, number=number)
+
+    def _go_on(self, which: int, what: str, *, lost: bool, meanwhile: str | None, number: int) -> None:
+        lease = self.leases[-1 - which % len(self.leases)]
+        self._do(self._going_on(lease, what), lost=lost, meanwhile=self._overtaking(meanwhile, number))
+
+    @precondition(lambda self: self.past)
+    @rule(which=pick, heard=st.booleans(), meanwhile=overtaking, number=pick)
+    def a_request_comes_again(self, which: int, heard: bool, meanwhile: str | None, number: int) -> None:
+        request = self.past[-1 - which % len(self.past)]
+        self._do(request, lost=not heard, meanwhile=self._overtaking(meanwhile, number), again=True)
+
+    # ---- how ----------------------------------------------------------------------------------------------------------------------------
+
+    def _do(self, request: Request, *, lost: bool = False, meanwhile: Meanwhile | None = None, again: bool = False) -> None:
+        async def act() -> None:
+            self.world.store.meanwhile = meanwhile
+            try:
+                await request(not lost)
+            except Died:
+                pass
+            finally:
+                self.world.store.meanwhile = None
+            await self.ledger.look(self.world.look, self.budgets)
+
+        if not again:
+            self.past.append(request)
+        self.world.steps += 1
+        self.world.loop.run_until_complete(act())
+
+    def _overtaking(self, what: str | None, number: int) -> Meanwhile | None:
+        """What happens while another request is under way."""
+        match what:
+            case "dies":
+
+                async def die() -> None:
+                    raise Died
+
+                return die
+            case "repeat" if self.past:
+                request = self.past[-1 - number % len(self.past)]
+            case "rival":
+                run, key = self.runs[number % 3], self.keys[number % len(self.keys)]
+                request = self._claiming([key], run, "abc"[number // 3 % 3], None, confirm=number % 2 == 0, cost=COSTS[number % 3])
+            case "halt":
+                request = self._halting(self.runs[number % 3], "halt", None)
+            case "finish" if self.leases:
+                lease = self.leases[-1 - number % len(self.leases)]
+                request = self._going_on(lease, ("complete", "confirm", "release", "fail")[number // 7 % 4])
+            case "hand over":
+                request = self._leasing("abc"[number % 3], number % 2, release=number % 5 == 0)
+            case _:
+                return None
+
+        async def act() -> None:
+            self.world.steps += 1
+            await request(True)
+
+        return act
+
+    def _now(self) -> float:
+        return time.time() + self.world.store.clock_offset
+
+    def _new_run(self) -> Run:
+        run = Run(f"run-{self.name}-{next(self.numbers)}", self._now())
+        if len(self.runs) < 3:
+            self.runs.append(run)
+        self.ledger.run_states[run.run_id] = "running"
+        return run
+
+    def _shard(self, shard: int) -> int:
+        return int(self.name) * 2 + shard
+
+    def _halting(self, run: Run, action: Literal["stop", "halt", "resume"], budget: Decimal | None) -> Request:
+        async def ask(_heard: bool) -> None:
+            state = (await self.world.receipts.halt_run(HaltRun(run_id=run.run_id, action=action, budget=budget))).state
+            if self.ledger.run_states[run.run_id] == "stopped":
+                assert state == "stopped", "a stopped run came back"
+            self.ledger.run_states[run.run_id] = state
+            if state != "running":
+                self.ledger.end_unsent(run.run_id)
+            if budget is not None:
+                self.budgets[run.run_id] = budget
+
+        return ask
+
+    def _leasing(self, holder: str, shard: int, *, release: bool) -> Request:
+        async def ask(heard: bool) -> None:
+            number = self._shard(shard)
+            before = await self.world.look.fetchrow("SELECT holder, term FROM shards WHERE shard = $1", number)
+            lease = (await self.world.receipts.lease_shards(LeaseShard(holder=holder, shards=[number], release=release))).shards[0]
+            if lease.held and before is not None and before["holder"] not in {None, holder}:
+                self.ledger.ended[number] = before["term"]
+            if heard and lease.held:
+                self.terms[holder, shard] = lease.term
+
+        return ask
+
+    def _claiming(
+        self,
+        keys: list[bytes],
+        run: Run,
+        holder: str,
+        shard: int | None,
+        *,
+        confirm: bool,
+        cost: Decimal,
+        force: bool = False,
+        only_cached: bool = False,
+    ) -> Request:
+        term = None if shard is None else self.terms.get((holder, shard))
+        number = None if shard is None else self._shard(shard)
+        lease_id = f"{holder}-{next(self.numbers)}"
+        request = ClaimReceipts(holder=holder, claims=[], shard=number, term=term, confirm=confirm, only_cached=only_cached)
+
+        def wanted(key: bytes) -> Wanted:
+            effect: Any = self.ledger.keys[key].effect
+            claim = Claim(
+                key=key.hex(),
+                lease_id=lease_id,
+                run_id=run.run_id,
+                tool="hunter.find",
+                effect=effect,
+                started_at=run.started_at,
+                force=force,
+                reusable=effect == "read",
+                cost=cost,
+            )
+            return Wanted(key, claim, request)
+
+        async def ask(heard: bool) -> None:
+            before = self._now()
+            served = {key for key in keys if self._served(key, run, force=force)}
+            failed = {key for key in keys if run.run_id in self.ledger.keys[key].failed_in}
+            answers = await self.world.receipts.claim([wanted(key) for key in keys])
+            for key, answer in zip(keys, answers, strict=True):
+                self.world.answers[f"claim {answer.state}"] += 1
+                self.world.answers["taken over"] += answer.took_over
+                if answer.state == "completed":
+                    assert bytes(answer.output) == self.ledger.keys[key].outputs[answer.dispatch]
+                if answer.state != "granted":
+                    continue
+                assert key not in served, "a call was granted though a completed output serves it"
+                assert key not in failed, "a call was granted though it failed for good in this run"
+                told = self.ledger.keys[key].told.get(lease_id) or Told(key, lease_id, run.run_id, holder, number, term, cost)
+                if heard and not told.over:
+                    self._told(told, before, answer.dispatch)
+
+        return ask
+
+    def _served(self, key: bytes, run: Run, *, force: bool) -> bool:
+        newest = self.ledger.keys[key].newest
+        if newest is None:
+            return False
+        return newest[1] >= run.started_at or (self.ledger.keys[key].effect == "read" and not force)
+
+    def _told(self, lease: Told, before: float, dispatch: int) -> None:
+        self.ledger.nobody_else(lease, self._now())
+        ledger = self.ledger.keys[lease.key]
+        if dispatch and lease.dispatch:
+            assert lease.dispatch == dispatch, "one confirmation, two dispatch numbers"
+        lease.dispatch = max(lease.dispatch, dispatch)
+        lease.until = max(lease.until, before + (RUNNING if lease.dispatch else QUEUED))
+        if lease.lease_id not in ledger.told:
+            ledger.told[lease.lease_id] = lease
+            self.leases.append(lease)
+
+    def _going_on(self, lease: Told, what: str) -> Request:
+        """What a holder can honestly say: nothing but an outcome after it was told to send, one outcome, and the same again if asked again."""
+        if what not in {"confirm", "renew", "release"} and not lease.dispatch:
+            what = "confirm"
+        ledger, receipts = self.ledger.keys[lease.key], self.world.receipts
+        dispatch = lease.dispatch
+        held = Lease(key=lease.key, lease_id=lease.lease_id, run_id=lease.run, dispatch=dispatch, shard=lease.shard, term=lease.term)
+
+        async def confirm(heard: bool) -> None:
+            before = self._now()
+            answer = (await receipts.confirm([held]))[0]
+            self.world.answers[f"confirm {answer.state}"] += 1
+            if answer.state == "confirmed" and heard:
+                assert self.ledger.run_states[lease.run] == "running", "confirmed for a run that is halted"
+                self._told(lease, before, answer.dispatch)
+
+        async def renew(heard: bool) -> None:
+            before = self._now()
+            if (await receipts.renew([held]))[0] and heard:
+                self.ledger.nobody_else(lease, self._now())
+                lease.until = max(lease.until, before + (RUNNING if lease.dispatch else QUEUED))
+
+        async def release(_heard: bool) -> None:
+            ledger.settled.add(dispatch)
+            await receipts.release([held])
+            ledger.unsent.add(dispatch)
+
+        async def complete(_heard: bool) -> None:
+            output = b'"%s-%d%s"' % (lease.lease_id.encode(), dispatch, b"." * OUTPUT_LIMIT if what == "too large" else b"")
+            ledger.outputs[dispatch] = output
+            ledger.settled.add(dispatch)
+            ledger.paid.add(dispatch)
+            result = Completed(
+                key=lease.key, lease_id=lease.lease_id, dispatch=dispatch, run_id=lease.run, output=output, no_result=False, cost=lease.cost / 2
+            )
+            answer = (await receipts.complete([result]))[0]
+            self.world.answers[f"complete {answer.state}"] += 1
+            if answer.state == "stored":
+                assert answer.completed_at is not None
+                if ledger.newest is None or ledger.newest[0] < dispatch:
+                    ledger.newest = (dispatch, answer.completed_at)
+            elif answer.state == "rejected":
+                assert what == "too large"
+                ledger.failed_in.add(lease.run)
+
+        async def fail(_heard: bool) -> None:
+            becomes: Any = {"fail": "failed", "fail again": "released", "unknown": "outcome_unknown", "refund": "released"}[what]
+            if becomes != "outcome_unknown":
+                ledger.settled.add(dispatch)
+                if what != "refund":
+                    ledger.paid.add(dispatch)
+            failed = Failed(
+                key=lease.key,
+                lease_id=lease.lease_id,
+                dispatch=dispatch,
+                run_id=lease.run,
+                becomes=becomes,
+                failure=FAILURE,
+                refund=what == "refund",
+            )
+            answer = (await receipts.fail([failed]))[0]
+            self.world.answers[f"{what} {answer.state}"] += 1
+            if what == "refund":
+                ledger.unsent.add(dispatch)
+            if answer.state == "stored" and becomes == "failed":
+                ledger.failed_in.add(lease.run)
+
+        act = {"confirm": confirm, "renew": renew, "release": release, "complete": complete, "too large": complete}.get(what, fail)
+        ends = act not in {confirm, renew}
+
+        async def ask(heard: bool) -> None:
+            if ends and what != "unknown":
+                lease.over = True
+                self.leases = [other for other in self.leases if other is not lease]
+            await act(heard)
+
+        return ask
+
+
+@pytest.fixture(scope="module")
+def world(database_url: str) -> Iterator[World]:
+    loop = asyncio.new_event_loop()
+    fast = SERVER_SETTINGS | {"synchronous_commit": "off"}
+    database = loop.run_until_complete(Database.connect(database_url, schema=SCHEMA, size=2, server_settings=fast))
+    loop.run_until_complete(database.migrate("rowmill_receipt_store"))
+    look = loop.run_until_complete(asyncpg.connect(database_url, server_settings={"search_path": SCHEMA}))
+    store = OvertakenStore(database, queued_lease=QUEUED, running_lease=RUNNING, shard_lease=SHARD, answer_bytes=OUTPUT_LIMIT)
+    yield World(loop, store, Receipts(store, held_poll=0.25, output_limit=OUTPUT_LIMIT), look)
+    loop.run_until_complete(look.close())
+    loop.run_until_complete(database.close())
+    loop.close()
+
+
+def explore(world: World, histories: int, *, derandomize: bool) -> int:
+    """Explore that many histories of 50 things that happen; answers how many did."""
+
+    class Bound(History):
+        pass
+
+    Bound.world = world
+    world.steps = 0
+    run_state_machine_as_test(
+        Bound,
+        settings=settings(
+            max_examples=histories,
+            stateful_step_count=50,
+            deadline=None,
+            database=None,
+            derandomize=derandomize,
+            print_blob=False,
+            phases=(Phase.generate, Phase.shrink) if os.environ.get("ROWMILL_TEST_SHRINK") else (Phase.generate,),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    return world.steps
+
+
+def test_receipts_hold_what_they_promise_in_ten_thousand_steps(world: World) -> None:
+    assert explore(world, 220, derandomize=True) >= 10_000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_receipts_hold_what_they_promise_in_many_more_steps(world: World) -> None:
+    histories = int(os.environ.get("ROWMILL_TEST_HISTORIES", "4000"))
+    assert explore(world, histories, derandomize=False) >= 40 * histories
