@@ -97,7 +97,7 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize("content, said", BAD_FILES.values(), ids=BAD_FILES)
+@pytest.mark.parametrize(("content", "said"), BAD_FILES.values(), ids=BAD_FILES)
 def test_an_unusable_file_is_named_with_the_place_and_nothing_is_started(system: Stage, tmp_path: Path, content: bytes, said: list[str]) -> None:
     source = tmp_path / "mine.csv"
     source.write_bytes(content)
