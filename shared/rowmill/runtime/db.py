@@ -43,6 +43,11 @@ OUTAGES = (
 LOOK_SECONDS = 2.0
 """How often an idle database is asked whether it answers."""
 
+STATEMENT_SECONDS = 15.0
+"""How long a statement may take before its connection counts as dead. Ours touch a page of rows."""
+
+MIGRATION_SECONDS = 3600.0
+
 CLOSE_SECONDS = 10.0
 
 OUTAGE_LIMIT = 120.0
@@ -72,6 +77,15 @@ async def _keep_session(_: object) -> None:
 
     asyncpg itself rolls back what is open, whatever is given here.
     """
+
+
+async def _or_end(connection: Connection, work: Callable[[Connection], Awaitable[ResultT]]) -> ResultT:
+    """Do the work; a connection over which it got no answer is dropped, since a rollback over it would get none either."""
+    try:
+        return await work(connection)
+    except (TimeoutError, OSError):
+        connection.terminate()
+        raise
 
 
 class Database:
@@ -111,7 +125,7 @@ class Database:
                     url,
                     min_size=1,
                     max_size=size,
-                    command_timeout=60,
+                    command_timeout=STATEMENT_SECONDS,
                     timeout=10,
                     reset=_keep_session,
                     server_settings={"search_path": schema, "application_name": f"rowmill {schema}", **(server_settings or {})},
@@ -185,7 +199,7 @@ class Database:
         while True:
             try:
                 async with self.pool.acquire(timeout=30) as connection:
-                    result = await work(connection)
+                    result = await _or_end(connection, work)
             except OUTAGES as error:
                 failures += 1
                 metrics.DATABASE_REPEATS.labels(self.schema).inc()
@@ -218,7 +232,7 @@ class Database:
         )
 
         async def work(connection: Connection) -> list[str]:
-            await connection.execute("SELECT pg_advisory_xact_lock(hashtext($1))", f"rowmill migrations {self.schema}")
+            await connection.execute("SELECT pg_advisory_xact_lock(hashtext($1))", f"rowmill migrations {self.schema}", timeout=MIGRATION_SECONDS)
             await connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{self.schema}"')
             await connection.execute(
                 f'CREATE TABLE IF NOT EXISTS "{self.schema}".migrations (name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())'
@@ -227,7 +241,7 @@ class Database:
             applied = []
             for entry in files:
                 if entry.name not in done:
-                    await connection.execute(entry.read_text("utf-8"))
+                    await connection.execute(entry.read_text("utf-8"), timeout=MIGRATION_SECONDS)
                     await connection.execute(f'INSERT INTO "{self.schema}".migrations (name) VALUES ($1)', entry.name)  # noqa: S608 - our own schema name
                     applied.append(entry.name)
             return applied
