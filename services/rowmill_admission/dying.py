@@ -15,12 +15,37 @@ from rowmill.runtime.deliveries import Delivery, Undecoded
 from rowmill_admission.endings import fail_run
 from rowmill_admission.owed import Postman
 from rowmill_admission.staging import Staging
+from rowmill_contracts.asks import RequestDied
 from rowmill_contracts.counts import Problem
-from rowmill_contracts.envelope import EMPTY_OBJECT
-from rowmill_contracts.rows import LookupRows, RowsLooked, RowsSettled, RowTasks, SettledRow
-from rowmill_contracts.runs import AdvanceRun, InputPage, InputSealed, KeyPage, OpenDataset, PageKeys
+from rowmill_contracts.envelope import EMPTY_OBJECT, Message
+from rowmill_contracts.receipts import ClaimReceipts
+from rowmill_contracts.rows import (
+    LookupRows,
+    QuerySheets,
+    ReadRows,
+    RowsLooked,
+    RowsRead,
+    RowsSettled,
+    RowTasks,
+    SettledRow,
+    SheetsQueried,
+)
+from rowmill_contracts.runs import (
+    AdvanceRun,
+    DatasetOpened,
+    GetRun,
+    InputPage,
+    InputSealed,
+    KeyPage,
+    ListRuns,
+    OpenDataset,
+    PageKeys,
+    RecordCalls,
+    ReleaseRun,
+    TakeRun,
+)
 from rowmill_contracts.tools import CallOutcome, ToolCalls, ToolFailure, ToolResults
-from rowmill_contracts.topology import SHEETS_SETTLE
+from rowmill_contracts.topology import ADMISSION_INPUTS, SHEETS_SETTLE
 
 log = structlog.get_logger()
 
@@ -52,8 +77,16 @@ class Burials:
                 again = failed_settlement(settled, problem)
                 if again is not None:
                     await self._bus.publish(again, SHEETS_SETTLE)
-            case AdvanceRun(run_id=run_id) | OpenDataset(run_id=run_id):
-                self._postman.wake(await self._database.transact(lambda connection: fail_run(connection, run_id, problem)))
+            case AdvanceRun(run_id=run_id):
+                await self._fail_run(run_id, problem)
+            case OpenDataset(run_id=run_id):
+                await self._fail_run(run_id, problem)
+                await self._answer(delivery, DatasetOpened(outcome="failed", error=problem))
+            case TakeRun(run_id=run_id, read_only=False) | RecordCalls(run_id=run_id) | ReleaseRun(run_id=run_id):
+                await self._fail_run(run_id, problem)
+                await self._answer(delivery, RequestDied(error=problem))
+            case TakeRun() | GetRun() | ListRuns() | ClaimReceipts():
+                await self._answer(delivery, RequestDied(error=problem))
             case InputPage(input_id=input_id) | InputSealed(input_id=input_id):
                 await self._staging.fail(input_id, problem)
             case ToolCalls() as calls:
@@ -62,14 +95,21 @@ class Burials:
                 await self._answer(delivery, PageKeys(error=problem))
             case LookupRows():
                 await self._answer(delivery, RowsLooked(error=problem))
+            case ReadRows():
+                await self._answer(delivery, RowsRead(error=problem))
+            case QuerySheets():
+                await self._answer(delivery, SheetsQueried(error=problem))
             case Undecoded() as undecoded:
-                named = input_named_in(undecoded, delivery.body)
+                named = input_named_in(undecoded, delivery)
                 if named is not None:
                     await self._staging.fail(named, problem)
-            case other:
+            case other:  # counts, renewals, outcomes: asked for, or told, again by who owns them
                 log.info("dead_letter_ends_nothing", message_type=other.message_type)
 
-    async def _answer(self, delivery: Delivery, answer: ToolResults | PageKeys | RowsLooked) -> None:
+    async def _fail_run(self, run_id: str, problem: Problem) -> None:
+        self._postman.wake(await self._database.transact(lambda connection: fail_run(connection, run_id, problem)))
+
+    async def _answer(self, delivery: Delivery, answer: Message) -> None:
         if delivery.reply_to:
             await self._bus.send_reply(delivery.reply_to, answer, correlation_id=delivery.correlation_id)
 
@@ -127,11 +167,12 @@ class _NamesInput(msgspec.Struct):
 _names_input = msgspec.json.Decoder(_NamesInput)
 
 
-def input_named_in(undecoded: Undecoded, body: bytes) -> str | None:
-    """The input of a page or seal that is malformed elsewhere: it will never be whole."""
-    if not undecoded.wire_type.startswith(("InputPage.", "InputSealed.")):
+def input_named_in(undecoded: Undecoded, delivery: Delivery) -> str | None:
+    """The input of a page or seal (by its type or, without one, its queue) that is malformed elsewhere: it will never be whole."""
+    from_inputs = ADMISSION_INPUTS in {delivery.headers.get("x-rowmill-queue"), delivery.headers.get("x-first-death-queue")}
+    if not from_inputs and not undecoded.wire_type.startswith(("InputPage.", "InputSealed.")):
         return None
     try:
-        return _names_input.decode(body).input_id
+        return _names_input.decode(delivery.body).input_id
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None

@@ -105,6 +105,12 @@ class AskTimeout(UnavailableError):
     code = "ask_timeout"
 
 
+class AskDied(RowmillError):
+    """A request was dead-lettered: it was not carried out, and asking again will not help until a person has acted."""
+
+    code = "ask_died"
+
+
 class RunFailed(RowmillError):
     """A run ended as failed; the message carries the run's own error."""
 
