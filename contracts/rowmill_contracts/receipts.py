@@ -212,3 +212,123 @@ class HaltRun(Message, frozen=True, kw_only=True):
 @message()
 class RunHalted(Message, frozen=True, kw_only=True):
     state: Literal["running", "halted", "stopped"]
+
+
+# ---- operators --------------------------------------------------------------------------------------------------------------------------
+
+ReceiptState = Literal["queued", "running", "completed", "failed", "released", "outcome_unknown"]
+ReceiptName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{4,64}$")]
+"""What a receipt's digest begins with, in hexadecimal; it names a receipt where no other begins with it."""
+
+PageName = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{2}){0,32}$")]
+"""Where a page of receipts begins, as the page before it said; empty: the first."""
+
+
+class ReceiptView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A receipt as operators see it. ``receipt``: its short digest. ``lease_seconds``: what a live lease has left. ``reserved``: for the newest
+    dispatch; ``cost``, ``completed_at``, ``output_bytes``: of the newest output, which ``output`` holds where one receipt is shown. ``failure``: of
+    the newest dispatch that failed or whose outcome is unknown.
+    """
+
+    receipt: str
+    state: ReceiptState
+    tool: str
+    effect: Effect
+    org: str
+    run_id: str
+    caller: str
+    dispatch: int
+    holder: str = ""
+    batch_id: str = ""
+    lease_seconds: float | None = None
+    reserved: Decimal = Decimal(0)
+    cost: Decimal | None = None
+    completed_at: float | None = None
+    output_bytes: int | None = None
+    output: msgspec.Raw = NULL
+    failure: ToolFailure | None = None
+
+
+@message()
+class ListReceipts(Message, frozen=True, kw_only=True):
+    """Receipts in the order of their digests. ``after``: what the last page said, for the next one."""
+
+    state: ReceiptState | None = None
+    run_id: str | None = None
+    tool: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
+    after: PageName = ""
+
+
+@message()
+class ReceiptsListed(Message, frozen=True, kw_only=True):
+    """``after``: names the page that follows; empty: this was the last."""
+
+    receipts: list[ReceiptView]
+    after: str = ""
+
+
+@message()
+class GetReceipt(Message, frozen=True, kw_only=True):
+    receipt: ReceiptName
+
+
+@message()
+class ReceiptShown(Message, frozen=True, kw_only=True):
+    """``matches``: how many receipts the name fits (3: three or more); ``receipt`` is there where it is one."""
+
+    matches: int
+    receipt: ReceiptView | None = None
+
+
+@message()
+class SettleReceipt(Message, frozen=True, kw_only=True):
+    """An operator says how a dispatch of unknown outcome ended. ``completed``: with ``output`` (the answer's body), at ``cost`` (None: what was
+    reserved). ``failed``: for its run, charged at what was reserved, because of ``message``.
+    """
+
+    receipt: ReceiptName
+    outcome: Literal["completed", "failed"]
+    output: msgspec.Raw = NULL
+    no_result: bool = False
+    cost: Decimal | None = None
+    message: str = ""
+
+
+@message()
+class ReplayReceipt(Message, frozen=True, kw_only=True):
+    """An operator allows one more dispatch after one of unknown outcome, which stays charged."""
+
+    receipt: ReceiptName
+
+
+@message()
+class ReceiptSettled(Message, frozen=True, kw_only=True):
+    """``decided``: the decision is stored, now or before. ``not_unknown``: its outcome is not unknown (any more), and nothing changed.
+    ``rejected``: the output cannot be stored. ``absent``, ``ambiguous``: the name fits no receipt, or several. ``receipt``: as it is now.
+    """
+
+    state: Literal["decided", "not_unknown", "rejected", "absent", "ambiguous"]
+    receipt: ReceiptView | None = None
+
+
+@message()
+class PruneReceipts(Message, frozen=True, kw_only=True):
+    """Forget completed outputs and failures older than ``older_than`` seconds, in the next page of receipts; with ``dry_run`` count them only.
+    Never a lease, nor an outcome that is unknown. ``after``: what the last page said.
+    """
+
+    older_than: Annotated[float, msgspec.Meta(ge=0)]
+    after: PageName = ""
+    dry_run: bool = False
+
+
+@message()
+class ReceiptsPruned(Message, frozen=True, kw_only=True):
+    """Of this page: how many of each were forgotten. ``after``: names the page that follows; empty: this was the last."""
+
+    completed: int = 0
+    ended: int = 0
+    failures: int = 0
+    bytes: int = 0
+    after: str = ""

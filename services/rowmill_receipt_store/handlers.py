@@ -15,16 +15,22 @@ from rowmill_contracts.receipts import (
     Confirm,
     Confirmed,
     Fail,
+    GetReceipt,
     HaltRun,
     LeaseShard,
+    ListReceipts,
+    PruneReceipts,
     ReceiptsClaimed,
     Release,
     Released,
     Renew,
     Renewed,
+    ReplayReceipt,
+    SettleReceipt,
 )
 from rowmill_receipt_store import requests
 from rowmill_receipt_store.merging import Merger
+from rowmill_receipt_store.operating import Operating
 from rowmill_receipt_store.receipts import Receipts
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -34,8 +40,9 @@ AnswerT = TypeVar("AnswerT", bound=Message)
 class Handlers:
     """Consumes `receipts.settle.v1` (`settle`) and `receipts.claims.v1` (`claim`). Returning acknowledges: the effect is stored by then."""
 
-    def __init__(self, bus: Bus, receipts: Receipts, merger: Merger) -> None:
+    def __init__(self, bus: Bus, receipts: Receipts, operating: Operating, merger: Merger) -> None:
         self._bus = bus
+        self._operating = operating
         # The order is the order of urgency: what is sent and what must stop, then what frees others, then new work.
         self._shards = merger.kind(_one_by_one(receipts.lease_shards))
         self._halts = merger.kind(_one_by_one(receipts.halt_run))
@@ -47,16 +54,20 @@ class Handlers:
         self._claims = merger.kind(receipts.claim)
 
     async def claim(self, delivery: Delivery) -> None:
-        """One queue's messages: claims."""
+        """One queue's messages: claims, and operators' questions."""
         match delivery.message:
             case ClaimReceipts() as request:
                 answers = await self._claims.ask(requests.wanted(request))
                 await self._bus.reply(delivery, ReceiptsClaimed(answers=answers))
+            case ListReceipts() as question:
+                await self._bus.reply(delivery, await self._operating.listed(question))
+            case GetReceipt() as question:
+                await self._bus.reply(delivery, await self._operating.shown(question))
             case other:
                 raise Rejected(f"{other.message_type} is not for the claims of the receipt-store")
 
     async def settle(self, delivery: Delivery) -> None:
-        """The other queue's: all that follows a claim, shards and runs."""
+        """The other queue's: all that follows a claim, shards, runs, operators' decisions."""
         await self._bus.reply(delivery, await self._settled(delivery))
 
     async def _settled(self, delivery: Delivery) -> Message:
@@ -76,6 +87,12 @@ class Handlers:
                 return (await self._shards.ask([shards]))[0]
             case HaltRun() as halt:
                 return (await self._halts.ask([halt]))[0]
+            case SettleReceipt() as settlement:
+                return await self._operating.settle(requests.settlement(settlement))
+            case ReplayReceipt() as replay:
+                return await self._operating.replay(replay)
+            case PruneReceipts() as pruning:
+                return await self._operating.pruned(pruning)
             case other:
                 raise Rejected(f"{other.message_type} is not for the receipt-store to settle")
 

@@ -320,3 +320,72 @@ ON CONFLICT (run_id) DO UPDATE SET
     reason = CASE r.state WHEN 'stopped' THEN r.reason ELSE excluded.reason END,
     budget = coalesce(excluded.budget, r.budget)
 RETURNING state;
+
+-- name: receipts_named
+-- What an operator sees of receipts with keys from $1 to $2, at most three: enough to say that a name fits several.
+SELECT
+    key, state, tool, effect, org, run_id, caller, dispatch, holder, batch_id, lease_id, reserved, cost, last_failure, output,
+    extract(epoch FROM expires_at - now())::float8 AS lease_seconds, extract(epoch FROM completed_at)::float8 AS completed_at,
+    octet_length(output) AS output_bytes
+FROM receipts WHERE key BETWEEN $1::bytea AND $2::bytea ORDER BY key LIMIT 3;
+
+-- name: walk_in_order
+-- For the statements below, until their transaction ends: they walk the primary key, which the pinned plans would not.
+SELECT set_config('enable_indexscan', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true);
+
+-- name: list_receipts
+-- Receipts after key $1, in the order of keys, of a state, run and tool where these are not null.
+SELECT
+    key, state, tool, effect, org, run_id, caller, dispatch, holder, batch_id, reserved, cost, last_failure,
+    extract(epoch FROM expires_at - now())::float8 AS lease_seconds, extract(epoch FROM completed_at)::float8 AS completed_at,
+    octet_length(output) AS output_bytes
+FROM receipts
+WHERE key > $1::bytea AND ($2::text IS NULL OR state = $2) AND ($3::text IS NULL OR run_id = $3) AND ($4::text IS NULL OR tool = $4)
+ORDER BY key LIMIT $5::integer;
+
+-- name: prunable
+-- What `prune` would forget of the $3 receipts after key $1.
+WITH page AS MATERIALIZED (
+    SELECT key, state, expires_at, completed_at, octet_length(output) AS bytes FROM receipts WHERE key > $1::bytea ORDER BY key LIMIT $3::integer
+), doomed AS (
+    SELECT key, state, bytes FROM page
+    WHERE state IN ('completed', 'failed', 'released')
+        AND CASE state WHEN 'completed' THEN completed_at ELSE greatest(expires_at, completed_at) END < now() - make_interval(secs => $2::float8)
+), failed AS (
+    SELECT f.key FROM page p JOIN failures f ON f.key = ANY (ARRAY[p.key]) WHERE f.failed_at < now() - make_interval(secs => $2::float8)
+)
+SELECT
+    (SELECT count(*) FROM doomed WHERE state = 'completed') AS completed, (SELECT count(*) FROM doomed WHERE state <> 'completed') AS ended,
+    (SELECT count(*) FROM failed) AS failures, (SELECT coalesce(sum(bytes), 0) FROM doomed)::bigint AS bytes,
+    (SELECT CASE WHEN count(*) = $3::integer THEN (SELECT key FROM page ORDER BY key DESC LIMIT 1) END FROM page) AS last;
+
+-- name: prune
+-- Forget the receipts among the $3 after key $1 that ended more than $2 seconds ago, and such failures: no lease, no unknown outcome. A key that is
+-- forgotten begins anew with its dispatch numbers, so its payer's charges move to one that belongs to no receipt, and the run's sum stays.
+WITH page AS MATERIALIZED (
+    SELECT key FROM receipts WHERE key > $1::bytea ORDER BY key LIMIT $3::integer
+), doomed AS MATERIALIZED (
+    SELECT r.key FROM page p JOIN receipts r ON r.key = ANY (ARRAY[p.key])
+    WHERE r.state IN ('completed', 'failed', 'released')
+        AND CASE r.state WHEN 'completed' THEN r.completed_at ELSE greatest(r.expires_at, r.completed_at) END < now() - make_interval(secs => $2::float8)
+    ORDER BY r.key FOR UPDATE OF r
+), gone AS (
+    DELETE FROM receipts r USING doomed d WHERE r.key = ANY (ARRAY[d.key])
+    RETURNING r.key, r.state, octet_length(r.output) AS bytes, r.run_id, r.output_run
+), failed AS (
+    DELETE FROM failures f USING page p WHERE f.key = ANY (ARRAY[p.key]) AND f.failed_at < now() - make_interval(secs => $2::float8)
+    RETURNING f.key
+), payers AS (
+    SELECT key, run_id FROM gone UNION SELECT key, output_run FROM gone WHERE output_run IS NOT NULL
+), moved AS (
+    DELETE FROM charges c USING payers p WHERE c.run_id = ANY (ARRAY[p.run_id]) AND c.key = p.key
+    RETURNING c.run_id, coalesce(c.spent, c.reserved) AS amount
+), kept AS (
+    INSERT INTO charges AS c (run_id, key, dispatch, reserved, spent)
+    SELECT run_id, '', 0, 0, sum(amount) FROM moved GROUP BY run_id ORDER BY run_id
+    ON CONFLICT (run_id, key, dispatch) DO UPDATE SET spent = c.spent + excluded.spent
+)
+SELECT
+    (SELECT count(*) FROM gone WHERE state = 'completed') AS completed, (SELECT count(*) FROM gone WHERE state <> 'completed') AS ended,
+    (SELECT count(*) FROM failed) AS failures, (SELECT coalesce(sum(bytes), 0) FROM gone)::bigint AS bytes,
+    (SELECT CASE WHEN count(*) = $3::integer THEN (SELECT key FROM page ORDER BY key DESC LIMIT 1) END FROM page) AS last;

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rowmill.errors import MalformedMessage
-from rowmill_contracts.receipts import ClaimReceipts, Complete, Completion, Confirm, Fail, FailedCall, LeaseRef, Release, Renew
+from rowmill_contracts.receipts import ClaimReceipts, Complete, Completion, Confirm, Fail, FailedCall, LeaseRef, Release, Renew, SettleReceipt
 from rowmill_receipt_store.leases import Wanted
 from rowmill_receipt_store.shards import spending_term
 from rowmill_receipt_store.store import Completed, Failed, Lease
@@ -50,6 +50,13 @@ def completed(request: Complete) -> list[Completed]:
 def failed(request: Fail) -> list[Failed]:
     """The failures of a request. Raises `MalformedMessage` for a bad key."""
     return [_failed(failure) for failure in request.failures]
+
+
+def settlement(request: SettleReceipt) -> SettleReceipt:
+    """The request as it is. Raises `MalformedMessage` for a cost that is no amount."""
+    if request.cost is not None and (not request.cost.is_finite() or request.cost < 0):
+        raise MalformedMessage(f"cost {request.cost} of receipt {request.receipt[:12]} is not an amount")
+    return request
 
 
 def output_bytes(results: Sequence[Completed]) -> int:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rowmill.cli import dev, dlq, plays, run, runs, serve, up
+from rowmill.cli import dev, dlq, plays, receipts, run, runs, serve, up
 from rowmill.errors import RowmillError, UsageError
 
 
@@ -76,4 +76,5 @@ app.command("serve")(serve.serve)
 app.add_typer(plays.app, name="plays")
 app.add_typer(runs.app, name="runs")
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(receipts.app, name="receipts")
 app.add_typer(dev.servers_app, name="dev")
