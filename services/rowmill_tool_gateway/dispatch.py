@@ -200,7 +200,7 @@ class Dispatcher:
             self.prevented += len(calls)
             self._hand.defer(flight, calls, self._settings.store_timeout, reason="outcomes cannot be stored")
         elif not self._shards.holds(flight.lane.shard):
-            self._hand.defer(flight, calls, self._settings.shard_retry, reason="another gateway holds the lane")
+            self._hand.defer(flight, calls, self._settings.hand, reason="another gateway holds the lane")
         else:
             wait = flight.lane.appoint(self._clock.monotonic(), self._settings.retry_first, flight.tool.weight)
             failure = ToolFailure(
