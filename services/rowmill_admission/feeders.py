@@ -51,12 +51,13 @@ class Feeders:
             self._tools.database,
             self._feeder_id,
             settings.feeder_lease,
+            but_for=self._feeders.keys(),
             input_ids=None if input_ids is None else list(input_ids),
             run_id=run_id,
         )
         for dataset_seq in taken:
             fed = await feeding.fed(self._tools.database, dataset_seq)
-            if fed is not None:
+            if fed is not None and dataset_seq not in self._feeders:
                 self._feeders[dataset_seq] = feeder = Feeder(fed, self._tools)
                 self._spawn(self._feed(feeder), f"feeder {dataset_seq}")
 

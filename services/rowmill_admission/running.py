@@ -268,6 +268,8 @@ def _accounts(stored: list[Dataset]) -> Problem | None:
 
 
 async def _record(connection: Connection, run: Run) -> RunRecord:
+    """What an executor replays. ``code_digest``: of the code that the run's first dataset was opened with, which the rest of it needs, too."""
+    stored = await dataset_store.of_runs(connection, [run.run_id])
     return RunRecord(
         run_id=run.run_id,
         number=run.number,
@@ -278,6 +280,7 @@ async def _record(connection: Connection, run: Run) -> RunRecord:
         inputs=run.inputs,
         options=run.options,
         calls=await run_store.calls_of(connection, run.run_id),
+        code_digest=stored[0].definition.code_digest if stored else None,
     )
 
 

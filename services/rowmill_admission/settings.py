@@ -44,7 +44,7 @@ class AdmissionSettings(ServiceSettings):
     pages_under_way: int = 8
     """Pages of one dataset that are looked up or published at once."""
 
-    feeder_lease: Seconds = 4.0
+    feeder_lease: Seconds = 6.0
     feeder_look: Seconds = 1.0
     """How often datasets without a living feeder are looked for."""
     progress_interval: Seconds = 0.25

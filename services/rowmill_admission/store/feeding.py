@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -116,9 +116,18 @@ def _standing(row: Any) -> Standing:
     )
 
 
-async def take(database: Database, feeder_id: str, seconds: float, *, input_ids: Sequence[str] | None = None, run_id: str | None = None) -> list[int]:
-    """Take the lease of every dataset that needs a feeder (of these inputs, of this run)."""
-    rows = await database.fetch(SQL["take_feeders"], feeder_id, seconds, None if input_ids is None else list(input_ids), run_id)
+async def take(
+    database: Database,
+    feeder_id: str,
+    seconds: float,
+    *,
+    but_for: Collection[int],
+    input_ids: Sequence[str] | None = None,
+    run_id: str | None = None,
+) -> list[int]:
+    """Take the lease of every dataset that needs a feeder (of these inputs, of this run), but for those named."""
+    of_inputs = None if input_ids is None else list(input_ids)
+    rows = await database.fetch(SQL["take_feeders"], feeder_id, seconds, of_inputs, run_id, sorted(but_for))
     return [row["dataset_seq"] for row in rows]
 
 

@@ -16,7 +16,7 @@ from rowmill_contracts.digests import input_digest, page_digest
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.events import DatasetEvent, RunEvent
 from rowmill_contracts.receipts import HaltRun, RunHalted
-from rowmill_contracts.rows import LookedRow, LookupRows, ReadCounts, RowsLooked, RowsSettled, RowTask, RowTasks, SettledRow
+from rowmill_contracts.rows import LookedRow, LookupRows, ReadCounts, RowMark, RowsLooked, RowsSettled, RowTask, RowTasks, SettledRow
 from rowmill_contracts.runs import (
     AdvanceRun,
     ColumnInfo,
@@ -71,7 +71,7 @@ class Books:
     """A sheet-writer's: page records with marks, counts that only rise. ``sheet``: keys whose rows are reused."""
 
     def __init__(self) -> None:
-        self.pages: dict[tuple[str, str, int], dict[int, str]] = {}
+        self.pages: dict[tuple[str, str, int], dict[int, RowMark]] = {}
         self.keys: dict[tuple[str, str, int], list[str]] = {}
         self.sheet: set[str] = set()
         self.versions: dict[tuple[str, str], int] = {}
@@ -88,7 +88,7 @@ class Books:
         assert self.keys[name] == [row.key for row in request.rows], "a page changed under the run"
         return RowsLooked(rows=[LookedRow(mark=self.pages[name][row.index]) for row in request.rows])
 
-    def _first_mark(self, key: str, *, duplicate: bool) -> str:
+    def _first_mark(self, key: str, *, duplicate: bool) -> RowMark:
         if duplicate:
             return "duplicate"
         return "reused" if key in self.sheet else "sent"
@@ -105,7 +105,7 @@ class Books:
     def _raise(self, run_id: str, dataset: str) -> None:
         self.versions[run_id, dataset] = self.versions.get((run_id, dataset), 0) + 1
 
-    def marks(self, run_id: str, dataset: str = "leads") -> dict[int, str]:
+    def marks(self, run_id: str, dataset: str = "leads") -> dict[int, RowMark]:
         return {index: mark for (run, name, _), marks in self.pages.items() if (run, name) == (run_id, dataset) for index, mark in marks.items()}
 
     def committed(self, run_id: str, dataset: str) -> RowsCommitted:

@@ -85,11 +85,12 @@ async def test_rows_that_are_no_objects_are_dead_letters_and_fail_the_input(neig
     assert "every row must be a JSON object" in await error_of(neighbours, run_id)
 
 
-async def test_a_malformed_page_fails_the_input_that_it_names(neighbours: Neighbours) -> None:
+@pytest.mark.parametrize("message_type", ["InputPage.v1", None])
+async def test_a_malformed_page_fails_the_input_that_it_names(neighbours: Neighbours, message_type: str | None) -> None:
     run_id = input_id = new_run_id()
     await neighbours.start(run_id, input_ref=input_id)
-    await neighbours.bus.publish_body(b'{"input_id":"%b","page":-1,"rows":[]}' % input_id.encode(), "InputPage.v1", INPUTS)
-    assert "InputPage.v1 was dead-lettered" in await error_of(neighbours, run_id)
+    await neighbours.bus.publish_body(b'{"input_id":"%b","page":-1,"rows":[]}' % input_id.encode(), message_type, INPUTS)
+    assert "was dead-lettered from admission.inputs.v1" in await error_of(neighbours, run_id)
 
 
 class TestAbandoned:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
+import aio_pika
 import pytest
 from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, raw, rows, settled
 
+from rowmill_admission.settings import AdmissionSettings
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.events import DatasetEvent
 from rowmill_contracts.rows import RowTasks, SettledRow
@@ -27,7 +31,7 @@ from rowmill_contracts.runs import (
     TakeRun,
     TermAnswer,
 )
-from rowmill_contracts.topology import ADMISSION_ASKS, RUNS_START, RUNS_STOP
+from rowmill_contracts.topology import ADMISSION_ASKS, EXCHANGE, RUNS_START, RUNS_STOP
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("admission")]
 
@@ -73,6 +77,29 @@ async def test_a_run_without_an_id_is_named_by_its_message(neighbours: Neighbour
         await neighbours.bus.publish(RunStart(play="leads", rows=rows(1)), RUNS_START, message_id=message_id)
     await neighbours.until(lambda: neighbours.ended(message_id))
     assert neighbours.states(message_id).count("queued") == 1
+
+
+async def test_a_run_without_any_id_is_named_by_its_body(neighbours: Neighbours, settings: AdmissionSettings) -> None:
+    body = b'{"play":"leads","rows":[{"id":"%b"}]}' % new_run_id().encode()
+    connection = await aio_pika.connect(settings.broker_url)
+    async with connection:
+        exchange = await (await connection.channel()).get_exchange(EXCHANGE, ensure=False)
+        for _ in range(2):
+            await exchange.publish(aio_pika.Message(body, type="RunStart.v1"), RUNS_START)
+    run_id = hashlib.sha256(body).hexdigest()[:32]
+    await neighbours.until(lambda: neighbours.ended(run_id))
+    await neighbours.start(marker := new_run_id(), rows=[])
+    await neighbours.until(lambda: neighbours.ended(marker))
+    assert neighbours.states(run_id).count("queued") == 1
+    assert len(neighbours.sent(run_id)) == 1
+
+
+async def test_a_body_learns_with_which_code_its_datasets_were_opened(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.dataset = {"code_digest": "d1"}
+    await neighbours.start(run_id, rows=rows(1))
+    await neighbours.until(lambda: neighbours.ended(run_id))
+    assert [taken.run.code_digest for taken in neighbours.taken if taken.run and taken.run.run_id == run_id] == [None, "d1"]
 
 
 async def test_an_input_without_rows_is_over_at_once(neighbours: Neighbours) -> None:
@@ -190,7 +217,7 @@ async def test_runs_are_listed_newest_first(neighbours: Neighbours) -> None:
     names = [new_run_id() for _ in range(3)]
     for name in names:
         await neighbours.start(name, rows=rows(1), org="listed")
-        await neighbours.until(lambda name=name: neighbours.ended(name))
+        await neighbours.until(partial(neighbours.ended, name))
     ask: Any = neighbours.bus.ask
     listed = await ask(ListRuns(org="listed", limit=2), ADMISSION_ASKS, RunsListed)
     assert [run.run_id for run in listed.runs] == [names[2], names[1]]
