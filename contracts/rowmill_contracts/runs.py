@@ -343,5 +343,20 @@ class GetRun(Message, frozen=True, kw_only=True):
 
 
 @message()
+class PauseRun(Message, frozen=True, kw_only=True):
+    """Let a run wait until it is resumed: what is sent is recorded, nothing new is. Answered by `RunShown`, once the receipt-store knows."""
+
+    run_id: str
+
+
+@message()
+class ResumeRun(Message, frozen=True, kw_only=True):
+    """Let a halted run go on, with another ``budget`` if one is given; nothing changes for a run that is over. Answered by `RunShown`."""
+
+    run_id: str
+    budget: Decimal | None = None
+
+
+@message()
 class RunShown(Message, frozen=True, kw_only=True):
     run: RunSummary | None = None

@@ -12,6 +12,7 @@ from rowmill_admission.datasets import Dataset
 from rowmill_admission.dying import Burials
 from rowmill_admission.feeder import FeederTools
 from rowmill_admission.feeders import Feeders
+from rowmill_admission.halting import Halting
 from rowmill_admission.handlers import Handlers
 from rowmill_admission.opening import Opening
 from rowmill_admission.owed import Postman
@@ -84,11 +85,13 @@ class _Parts:
         counting = Counting(database, self.postman, self._counted)
         self.parking = Parking(database, bus, sender, self.desk, self.postman, settings)
         self.repair = Repair(database, bus, self.postman, settings, staging=staging, counting=counting, parking=self.parking)
+        runs = Runs(database, self.postman, settings, self.feeders.run_stopped)
         self.handlers = Handlers(
             bus,
             settings,
             postman=self.postman,
-            runs=Runs(database, self.postman, settings, self.feeders.run_stopped),
+            runs=runs,
+            halting=Halting(database, self.postman, runs, settings, self._resumed),
             staging=staging,
             opening=Opening(database, self.postman, settings, self._opened),
             counting=counting,
@@ -99,6 +102,10 @@ class _Parts:
     def _counted(self, dataset: Dataset) -> None:
         self.feeders.changed(dataset)
         self.progress.changed(dataset)
+
+    def _resumed(self, run_id: str) -> None:
+        self.parking.nudge()
+        self.feeders.run_stood(run_id)
 
     async def _opened(self, run_id: str) -> None:
         await self.feeders.take(run_id=run_id)

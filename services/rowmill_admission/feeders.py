@@ -70,6 +70,10 @@ class Feeders:
         self._spawn(self._quietly(self._renew()), "feeder leases")
         self._spawn(self._quietly(self.take(run_id=run_id)), "feeder take")
 
+    def run_stood(self, run_id: str) -> None:  # noqa: ARG002 - one statement tells every feeder how its run stands
+        """A run was halted or goes on."""
+        self._spawn(self._quietly(self._renew()), "feeder leases")
+
     def changed(self, dataset: Dataset) -> None:
         """Newer counts of a dataset were stored."""
         feeder = self._feeders.get(dataset.dataset_seq)

@@ -8,6 +8,7 @@ from rowmill_admission import inputs
 from rowmill_admission.batching import Batches
 from rowmill_admission.counting import Counting
 from rowmill_admission.dying import Burials
+from rowmill_admission.halting import Halting
 from rowmill_admission.opening import Opening
 from rowmill_admission.owed import Postman
 from rowmill_admission.parking import Parking
@@ -22,9 +23,11 @@ from rowmill_contracts.runs import (
     InputSealed,
     ListRuns,
     OpenDataset,
+    PauseRun,
     RecordCalls,
     ReleaseRun,
     RenewRun,
+    ResumeRun,
     RowsCommitted,
     RowsParked,
     RunStart,
@@ -43,6 +46,7 @@ class Handlers:
         *,
         postman: Postman,
         runs: Runs,
+        halting: Halting,
         staging: Staging,
         opening: Opening,
         counting: Counting,
@@ -52,6 +56,7 @@ class Handlers:
         self._bus = bus
         self._postman = postman
         self._runs = runs
+        self._halting = halting
         self._opening = opening
         self._parking = parking
         self._burials = burials
@@ -100,6 +105,10 @@ class Handlers:
                 answer = await self._runs.release(request)
             case OpenDataset() as request:
                 answer = await self._opening.open(request)
+            case PauseRun() as request:
+                answer = await self._halting.pause(request)
+            case ResumeRun() as request:
+                answer = await self._halting.resume(request)
             case ListRuns() as request:
                 answer = await self._runs.listed(request)
             case GetRun() as request:

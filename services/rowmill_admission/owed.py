@@ -56,6 +56,13 @@ class Postman:
             else:
                 self._sending[run_id] = asyncio.create_task(self._send_all(run_id), name=f"owed {run_id}")
 
+    async def sent(self, run_id: str) -> bool:
+        """Send what this run owes, and wait for it; False where something had to be left to the repair look."""
+        self.wake([run_id])
+        while (task := self._sending.get(run_id)) is not None:
+            await asyncio.wait([task])
+        return not await owed_store.of_run(self._database, run_id)
+
     async def idle(self) -> None:
         """Wait until nothing is being sent."""
         while self._sending:

@@ -12,16 +12,15 @@ import structlog
 from rowmill.errors import UnavailableError
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.db import Connection, Database
-from rowmill_admission import waits
-from rowmill_admission.endings import counts_of
+from rowmill_admission import halting, waits
 from rowmill_admission.owed import Postman
 from rowmill_admission.page_cutting import page_again
 from rowmill_admission.room_desk import RoomDesk
-from rowmill_admission.runs import OVER, told
+from rowmill_admission.runs import OVER
 from rowmill_admission.sending import KeyedPage, PageFailed, PageSender, Return
 from rowmill_admission.settings import AdmissionSettings
 from rowmill_admission.store import datasets as dataset_store
-from rowmill_admission.store import feeding, owed
+from rowmill_admission.store import feeding
 from rowmill_admission.store import runs as run_store
 from rowmill_admission.store import waits as wait_store
 from rowmill_admission.store.feeding import Fed, SentPage
@@ -64,17 +63,23 @@ class Parking:
             dataset = await dataset_store.by_name(connection, parked.run_id, parked.dataset)
             if dataset is None or dataset.state != "open":
                 return []
-            await wait_store.add(connection, dataset.dataset_seq, waits.newest(parked.rows), parked.reason)
+            rows = waits.newest(parked.rows)
             if not parked.halted:
+                await wait_store.add(connection, dataset.dataset_seq, rows, parked.reason)
                 return []
             run = await run_store.lock(connection, parked.run_id)
-            if run is None or run.over or run.stopped or run.halt_reason is not None:
+            goes_on = run is not None and run.halt_reason is None and not run.stopped
+            if goes_on and await run_store.resumed_within(connection, parked.run_id, self._settings.halt_grace):
+                await wait_store.add(connection, dataset.dataset_seq, waits.soon(rows), parked.reason)
                 return []
-            await run_store.halt(connection, run.run_id, parked.reason)
-            await owed.add(connection, told(run, "waiting", await counts_of(connection, run.run_id), waiting_for=parked.reason))
-            return [run.run_id]
+            await wait_store.add(connection, dataset.dataset_seq, rows, parked.reason, halted=True)
+            return [] if run is None else await halting.halt_run(connection, run, parked.reason)
 
         self._postman.wake(await self._database.transact(work))
+        self._parked.set()
+
+    def nudge(self) -> None:
+        """Rows may have become due."""
         self._parked.set()
 
     # ---- releasing --------------------------------------------------------------------------------------------------------------------

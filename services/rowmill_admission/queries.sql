@@ -61,6 +61,19 @@ UPDATE runs SET state = 'waiting', waiting_for = $2, changed_at = now() WHERE ru
 -- name: halt_run
 UPDATE runs SET state = 'waiting', waiting_for = $2, halt_reason = $2, changed_at = now() WHERE run_id = $1
 
+-- name: set_options
+UPDATE runs SET options = $2 WHERE run_id = $1
+
+-- name: resume_run
+-- The halt is lifted. Its body runs anew: one that was never taken is queued.
+UPDATE runs SET state = CASE term WHEN 0 THEN 'queued' ELSE 'running' END, waiting_for = NULL, halt_reason = NULL, resumed_at = clock_timestamp(),
+       changed_at = now()
+WHERE run_id = $1
+
+-- name: resumed_within
+-- Whether a run was resumed at most $2 seconds ago.
+SELECT coalesce(resumed_at > clock_timestamp() - make_interval(secs => $2::float8), false) FROM runs WHERE run_id = $1
+
 -- name: finish_run
 UPDATE runs SET state = $2, output = $3, error = $4, waiting_for = NULL, lease_until = NULL, finished_at = now(), changed_at = now() WHERE run_id = $1
 
@@ -294,14 +307,23 @@ FROM datasets d JOIN runs r ON r.run_id = d.run_id WHERE d.state = 'open' AND d.
 
 -- name: store_waits
 -- A row's newest wait decides; an older or repeated RowsParked changes nothing. $7: milliseconds, null: until something happens.
-INSERT INTO waits (dataset_seq, row_index, key, page, attempt, waits, due_at, asked, reason)
-SELECT $1, n.row_index, n.key, n.page, n.attempt, n.waits, clock_timestamp() + make_interval(secs => n.wait_ms / 1000.0), n.asked, $9
+INSERT INTO waits (dataset_seq, row_index, key, page, attempt, waits, due_at, asked, reason, halted)
+SELECT $1, n.row_index, n.key, n.page, n.attempt, n.waits, clock_timestamp() + make_interval(secs => n.wait_ms / 1000.0), n.asked, $9, $10
 FROM unnest($2::bigint[], $3::text[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::float8[])
      AS n (row_index, key, page, attempt, waits, wait_ms, asked)
 ORDER BY n.row_index
 ON CONFLICT (dataset_seq, row_index) DO UPDATE SET attempt = excluded.attempt, waits = excluded.waits, state = 'waiting', due_at = excluded.due_at,
-       asked = excluded.asked, reason = excluded.reason, released_at = NULL
+       asked = excluded.asked, reason = excluded.reason, halted = excluded.halted, released_at = NULL
 WHERE (excluded.attempt, excluded.waits) > (waits.attempt, waits.waits)
+
+-- name: end_halts
+-- Rows that wait for their run to be resumed are due from now on.
+UPDATE waits w SET due_at = clock_timestamp(), halted = false
+FROM (
+    SELECT o.dataset_seq, o.row_index FROM waits o JOIN datasets d USING (dataset_seq)
+    WHERE d.run_id = $1 AND o.state = 'waiting' AND o.halted ORDER BY o.dataset_seq, o.row_index FOR UPDATE OF o
+) halted
+WHERE w.dataset_seq = halted.dataset_seq AND w.row_index = halted.row_index
 
 -- name: release_due
 -- Rows whose time has come, of runs that go on; the first due first.

@@ -56,6 +56,11 @@ class AdmissionSettings(ServiceSettings):
     releasing_limit: Seconds = 30.0
     """A released row whose publisher has not finished for this long is published by another."""
 
+    halt_grace: Seconds = 5.0
+    """Rows that say for this long after a resumption that their run is halted were sent before it: they come back, and halt nothing."""
+    halt_timeout: Seconds = 30.0
+    """How long a pause or resumption waits for the receipt-store's word before it is left to be asked for again."""
+
     silent_after: Seconds = 30.0
     """A dataset of which nothing was heard for this long is asked for."""
     page_again_after: Seconds = 900.0

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
 
 from rowmill_admission.sending import Return
 from rowmill_admission.store.waits import Wait
 from rowmill_contracts.envelope import PAGE_BYTES, PAGE_ROWS
 from rowmill_contracts.rows import SettledRow
 from rowmill_contracts.runs import ParkedRow
+
+BREATH_MS: Final = 200
 
 
 def newest(rows: Iterable[ParkedRow]) -> list[ParkedRow]:
@@ -19,6 +24,11 @@ def newest(rows: Iterable[ParkedRow]) -> list[ParkedRow]:
         if known is None or (known.attempt, known.waits) < (row.attempt, row.waits):
             by_index[row.index] = row
     return [by_index[index] for index in sorted(by_index)]
+
+
+def soon(rows: Iterable[ParkedRow]) -> list[ParkedRow]:
+    """Rows that had to wait for what has happened meanwhile: they come back after a breath."""
+    return [msgspec.structs.replace(row, wait_ms=BREATH_MS) for row in rows]
 
 
 def returning(waits: Iterable[Wait], first_index: int) -> dict[int, Return]:

@@ -133,6 +133,19 @@ async def halt(connection: Connection, run_id: str, reason: str) -> None:
     await connection.execute(SQL["halt_run"], run_id, reason)
 
 
+async def resume(connection: Connection, run_id: str) -> None:
+    await connection.execute(SQL["resume_run"], run_id)
+
+
+async def resumed_within(connection: Connection, run_id: str, seconds: float) -> bool:
+    found: bool = await connection.fetchval(SQL["resumed_within"], run_id, seconds)
+    return found
+
+
+async def set_options(connection: Connection, run_id: str, options: RunOptions) -> None:
+    await connection.execute(SQL["set_options"], run_id, json_of(options))
+
+
 async def finish(connection: Connection, run_id: str, state: RunState, *, output: msgspec.Raw = NULL, error: Problem | None = None) -> None:
     await connection.execute(SQL["finish_run"], run_id, state, bytes(output).decode(), None if error is None else json_of(error))
 

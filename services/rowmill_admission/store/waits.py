@@ -38,8 +38,8 @@ def _wait(row: Any) -> Wait:
     )
 
 
-async def add(connection: Connection, dataset_seq: int, rows: Sequence[ParkedRow], reason: str) -> None:
-    """Store waits (one per row), each where it is newer than the row's last."""
+async def add(connection: Connection, dataset_seq: int, rows: Sequence[ParkedRow], reason: str, *, halted: bool = False) -> None:
+    """Store waits (one per row), each where it is newer than the row's last. ``halted``: until their run is resumed."""
     await connection.execute(
         SQL["store_waits"],
         dataset_seq,
@@ -51,7 +51,13 @@ async def add(connection: Connection, dataset_seq: int, rows: Sequence[ParkedRow
         [row.wait_ms for row in rows],
         [row.asked for row in rows],
         reason,
+        halted,
     )
+
+
+async def end_halts(connection: Connection, run_id: str) -> None:
+    """The run goes on: rows that waited for that are due."""
+    await connection.execute(SQL["end_halts"], run_id)
 
 
 async def release_due(database: Database, limit: int) -> list[Wait]:

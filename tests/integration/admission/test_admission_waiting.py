@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from decimal import Decimal
 
 import pytest
 from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, rows, settled
 
 from rowmill_contracts.rows import RowTasks, SettledRow
-from rowmill_contracts.runs import ParkedRow, RowsParked, RunStop
-from rowmill_contracts.topology import ADMISSION_PARKED, RUNS_STOP
+from rowmill_contracts.runs import ParkedRow, PauseRun, ResumeRun, RowsParked, RunShown, RunStop
+from rowmill_contracts.topology import ADMISSION_ASKS, ADMISSION_PARKED, RUNS_STOP
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("admission")]
 
@@ -131,3 +132,102 @@ async def test_a_halted_run_waits_and_can_be_stopped(neighbours: Neighbours) -> 
     run = await neighbours.get(run_id)
     assert run is not None
     assert (run.state, run.counts.cancelled) == ("cancelled", 20)
+
+
+async def test_a_resumed_run_goes_on_once_the_receipt_store_has_lifted_the_halt(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = parking_first(neighbours, None, halted=True)
+    await neighbours.start(run_id, rows=rows(20))
+    await waiting_for(neighbours, run_id, "budget")
+    await neighbours.until(lambda: [halt.action for halt in neighbours.halts if halt.run_id == run_id] == ["halt"])
+
+    shown = await neighbours.bus.ask(ResumeRun(run_id=run_id, budget=Decimal(5)), ADMISSION_ASKS, RunShown)
+
+    assert shown.run is not None
+    assert shown.run.state != "waiting"
+    halts = [(halt.action, halt.budget) for halt in neighbours.halts if halt.run_id == run_id]
+    assert halts == [("halt", None), ("resume", Decimal(5))]
+    await neighbours.until(lambda: neighbours.ended(run_id))
+    run = await neighbours.get(run_id)
+    assert run is not None
+    assert (run.state, run.counts.completed) == ("completed", 20)
+    assert {row.attempt for tasks in neighbours.tasks if tasks.run_id == run_id for row in tasks.rows} == {1}
+
+
+async def test_rows_that_were_sent_before_a_resumption_halt_nothing(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = lambda _tasks: []
+    await neighbours.start(run_id, rows=rows(20))
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 20)
+    out = neighbours.tasks[-1]
+    await neighbours.bus.ask(PauseRun(run_id=run_id), ADMISSION_ASKS, RunShown)
+    await neighbours.bus.ask(ResumeRun(run_id=run_id), ADMISSION_ASKS, RunShown)
+    neighbours.work = parking_first(neighbours, None, times=1)
+
+    await neighbours.bus.publish(parked(out, None, halted=True), ADMISSION_PARKED)
+
+    await neighbours.until(lambda: neighbours.ended(run_id))
+    run = await neighbours.get(run_id)
+    assert run is not None
+    assert (run.state, run.counts.completed) == ("completed", 20)
+
+
+async def test_a_paused_run_publishes_nothing_until_it_is_resumed(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = lambda _tasks: []
+    await neighbours.start(run_id, rows=rows(5_000))
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 2_000)
+
+    for _ in range(2):
+        paused = await neighbours.bus.ask(PauseRun(run_id=run_id), ADMISSION_ASKS, RunShown)
+        assert paused.run is not None
+        assert (paused.run.state, paused.run.waiting_for) == ("waiting", "pause")
+    assert [halt.action for halt in neighbours.halts if halt.run_id == run_id] == ["halt"]
+    neighbours.work = lambda tasks: [settled(row, "completed") for row in tasks.rows]
+    for tasks in [tasks for tasks in neighbours.tasks if tasks.run_id == run_id]:
+        await neighbours.settle(tasks, neighbours.work(tasks))
+    await neighbours.until(lambda: neighbours.books.committed(run_id, "leads").counts.completed >= 2_000)
+    run = await neighbours.get(run_id)
+    assert run is not None
+    assert run.state == "waiting"
+
+    await neighbours.bus.ask(ResumeRun(run_id=run_id), ADMISSION_ASKS, RunShown)
+    await neighbours.until(lambda: neighbours.ended(run_id))
+    run = await neighbours.get(run_id)
+    assert run is not None
+    assert (run.state, run.counts.completed) == ("completed", 5_000)
+
+
+async def test_a_resumption_waits_for_the_receipt_store(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = parking_first(neighbours, None, halted=True)
+    await neighbours.start(run_id, rows=rows(5))
+    await waiting_for(neighbours, run_id, "budget")
+    await neighbours.until(lambda: [halt for halt in neighbours.halts if halt.run_id == run_id])
+    neighbours.receipts_away = True
+    asking = asyncio.ensure_future(neighbours.bus.ask(ResumeRun(run_id=run_id), ADMISSION_ASKS, RunShown))
+    await neighbours.until(lambda: [halt for halt in neighbours.halts if halt.run_id == run_id and halt.action == "resume"])
+    assert len(neighbours.sent(run_id)) == 5
+    assert not asking.done()
+
+    neighbours.receipts_away = False
+
+    await asking
+    await neighbours.until(lambda: neighbours.ended(run_id))
+
+
+async def test_what_is_over_is_not_resumed_nor_paused(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    await neighbours.start(run_id, rows=rows(5))
+    await neighbours.until(lambda: neighbours.ended(run_id))
+
+    for request in (PauseRun(run_id=run_id), ResumeRun(run_id=run_id, budget=Decimal(1))):
+        shown = await neighbours.bus.ask(request, ADMISSION_ASKS, RunShown)
+        assert shown.run is not None
+        assert shown.run.state == "completed"
+    assert (await neighbours.bus.ask(PauseRun(run_id="no such run"), ADMISSION_ASKS, RunShown)).run is None
+    assert not [halt for halt in neighbours.halts if halt.run_id == run_id]
+
+
+async def waiting_for(neighbours: Neighbours, run_id: str, what: str) -> None:
+    await neighbours.until(lambda: any(getattr(event, "waiting_for", None) == what for event in neighbours.events if event.run_id == run_id))

@@ -1,0 +1,135 @@
+"""Runs that wait for a person: halted (a spent budget, an unpaid provider), paused, resumed (DESIGN.md, "Stop and halt").
+
+The receipt-store is told through what the run owes, in the order in which it was decided, so that no halt arrives after the resumption that lifts it.
+A resumption takes two commits: first the receipt-store is to lift the halt, and once it has, the rows that waited are due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Final, Literal
+
+import msgspec
+
+from rowmill.errors import UnavailableError
+from rowmill.runtime.db import Connection, Database
+from rowmill.runtime.deliveries import Rejected
+from rowmill_admission.endings import counts_of, want_advance
+from rowmill_admission.owed import Owed, Postman
+from rowmill_admission.running import Runs
+from rowmill_admission.runs import Run, told
+from rowmill_admission.settings import AdmissionSettings
+from rowmill_admission.store import owed
+from rowmill_admission.store import runs as run_store
+from rowmill_admission.store import waits as wait_store
+from rowmill_contracts.events import Control
+from rowmill_contracts.receipts import HaltRun
+from rowmill_contracts.runs import GetRun, PauseRun, ResumeRun, RunShown
+from rowmill_contracts.topology import CONTROL, RECEIPTS_SETTLE
+
+PAUSE: Final = "pause"
+HALTED_CALL: Final = "halted:"
+"""What a body waits for that a call found its run halted begins so."""
+
+
+async def halt_run(connection: Connection, run: Run, reason: str) -> list[str]:
+    """Halt a locked run that goes on; nothing where it is over, stopped or halted already. Returns the runs that owe messages."""
+    if run.over or run.stopped or run.halt_reason is not None:
+        return []
+    await run_store.halt(connection, run.run_id, reason)
+    await owed.add(
+        connection,
+        told(run, "waiting", await counts_of(connection, run.run_id), waiting_for=reason),
+        _to_receipts(run.run_id, "halt", reason),
+        Owed(run.run_id, Control(run_id=run.run_id, action="halt"), "", CONTROL),
+    )
+    return [run.run_id]
+
+
+class Halting:
+    """``on_change``: called with a run that was paused or resumed, after the commit."""
+
+    def __init__(self, database: Database, postman: Postman, runs: Runs, settings: AdmissionSettings, on_change: Callable[[str], None]) -> None:
+        self._database = database
+        self._postman = postman
+        self._runs = runs
+        self._settings = settings
+        self._on_change = on_change
+
+    async def pause(self, request: PauseRun) -> RunShown:
+        """Halt a run until somebody resumes it.
+
+        Raises:
+            UnavailableError: the receipt-store has not confirmed the halt yet; asking again is safe.
+
+        """
+
+        async def work(connection: Connection) -> list[str]:
+            run = await run_store.lock(connection, request.run_id)
+            return [] if run is None else await halt_run(connection, run, PAUSE)
+
+        await self._database.transact(work)
+        return await self._done(request.run_id)
+
+    async def resume(self, request: ResumeRun) -> RunShown:
+        """Lift the halt in the receipt-store, then publish the rows that waited.
+
+        Raises:
+            Rejected: the budget is no amount.
+            UnavailableError: the receipt-store has not lifted the halt yet; asking again is safe.
+
+        """
+        budget = request.budget
+        if budget is not None and (not budget.is_finite() or budget < 0):
+            raise Rejected(f"budget {budget} is not an amount")
+
+        async def lift(connection: Connection) -> bool:
+            run = await run_store.lock(connection, request.run_id)
+            if run is None or run.over or run.stopped or not (_waits_for_a_person(run) or budget is not None):
+                return False
+            if budget is not None:
+                await run_store.set_options(connection, run.run_id, msgspec.structs.replace(run.options, budget=budget))
+            await owed.add(connection, _to_receipts(run.run_id, "resume", "resumed", budget))
+            return True
+
+        async def go_on(connection: Connection) -> None:
+            run = await run_store.lock(connection, request.run_id)
+            if run is None or run.over or run.stopped or not _waits_for_a_person(run):
+                return
+            await run_store.resume(connection, run.run_id)
+            await wait_store.end_halts(connection, run.run_id)
+            await owed.add(
+                connection,
+                told(run, "running" if run.term else "queued", await counts_of(connection, run.run_id)),
+                Owed(run.run_id, Control(run_id=run.run_id, action="resume"), "", CONTROL),
+            )
+            await want_advance(connection, run, "resumed")
+
+        if await self._database.transact(lift):
+            await self._told(request.run_id)
+            await self._database.transact(go_on)
+        return await self._done(request.run_id)
+
+    async def _told(self, run_id: str) -> None:
+        try:
+            async with asyncio.timeout(self._settings.halt_timeout):
+                sent = await self._postman.sent(run_id)
+        except TimeoutError:
+            sent = False
+        if not sent:
+            raise UnavailableError(f"the receipt-store does not answer, so run {run_id} stays as it is for now")
+
+    async def _done(self, run_id: str) -> RunShown:
+        await self._told(run_id)
+        self._on_change(run_id)
+        return await self._runs.shown(GetRun(run_id=run_id))
+
+
+def _waits_for_a_person(run: Run) -> bool:
+    return run.halt_reason is not None or (run.waiting_for or "").startswith(HALTED_CALL)
+
+
+def _to_receipts(run_id: str, action: Literal["halt", "resume"], reason: str, budget: Decimal | None = None) -> Owed:
+    return Owed(run_id, HaltRun(run_id=run_id, action=action, reason=reason, budget=budget), RECEIPTS_SETTLE, asked=True)
