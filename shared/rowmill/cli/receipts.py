@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rowmill.cli.money import amount
 from rowmill.errors import UsageError
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ def settle(
         request = SettleReceipt(receipt=_name(receipt), outcome="failed", message=failed)
     else:
         body = msgspec.Raw(_json(output or ""))
-        request = SettleReceipt(receipt=_name(receipt), outcome="completed", output=body, no_result=no_result, cost=_money(cost))
+        request = SettleReceipt(
+            receipt=_name(receipt), outcome="completed", output=body, no_result=no_result, cost=None if cost is None else amount("--cost", cost)
+        )
     _say_settled(receipt, _asked(lambda bus: ReceiptDesk(bus).settle(request)), "settled", as_json=as_json)
 
 
@@ -149,18 +151,6 @@ def _json(text: str) -> bytes:
     except json.JSONDecodeError as error:
         raise UsageError(f"--output is not JSON: {error}") from None
     return source.strip().encode()
-
-
-def _money(text: str | None) -> Decimal | None:
-    if text is None:
-        return None
-    try:
-        amount = Decimal(text)
-    except InvalidOperation:
-        raise UsageError(f"--cost {text!r} is not an amount; write it as 0.05") from None
-    if not amount.is_finite() or amount < 0:
-        raise UsageError(f"--cost {text!r} must be zero or more")
-    return amount
 
 
 def _say_settled(name: str, settled: ReceiptSettled, done: str, *, as_json: bool) -> None:

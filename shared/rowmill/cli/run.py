@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rowmill.cli.money import amount
 from rowmill.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def run(
         project=project,
         play=found,
         given=given,
-        options={"run_id": run_id, "limit": limit, "budget": _money(budget), "force": _force(force)},
+        options={"run_id": run_id, "limit": limit, "budget": None if budget is None else amount("--budget", budget), "force": _force(force)},
         out=out,
         flatten=flatten,
         detach=detach,
@@ -93,18 +93,6 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
-
-
-def _money(text: str | None) -> Decimal | None:
-    if text is None:
-        return None
-    try:
-        amount = Decimal(text)
-    except InvalidOperation:
-        raise UsageError(f"--budget {text!r} is not an amount; write it as 5.00") from None
-    if not amount.is_finite() or amount < 0:
-        raise UsageError(f"--budget {text!r} must be zero or more")
-    return amount
 
 
 def _force(word: str | None) -> str | None:

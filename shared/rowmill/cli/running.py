@@ -16,7 +16,7 @@ import msgspec
 
 from rowmill.cli.progress import Progress, shown
 from rowmill.client.client import Client, divided_input
-from rowmill.client.jobs import OVER, Job
+from rowmill.client.jobs import Job
 from rowmill.client.reading import SheetReader
 from rowmill.dev.working_set import missing_services, working_set
 from rowmill.errors import UnavailableError
@@ -87,6 +87,10 @@ async def _followed(broker_url: str, request: RunRequest) -> RunStatus:
                 f"Start the same command again, or let it go on with `rowmill up`"
             )
             return RunStatus(interrupted=True)
+        if summary.state == "waiting":
+            _say(_waiting(summary))
+            print(shown(summary, time.monotonic() - started, None, None, as_json=request.as_json))
+            return RunStatus()
         written = await _write(client, summary, request) if request.out is not None else None
         status = RunStatus(completed=summary.state == "completed", failed_rows=summary.counts.failed)
         print(shown(summary, time.monotonic() - started, request.out, written, as_json=request.as_json))
@@ -112,15 +116,36 @@ async def _until_over(job: Job, progress: Progress) -> RunSummary | None:
 
 
 async def _follow(job: Job, progress: Progress) -> RunSummary:
+    """Until the run is over, or waits for a person."""
+    hearing = asyncio.ensure_future(_hear(job, progress))
+    try:
+        return await job.wait(standing=True)
+    finally:
+        hearing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await hearing
+
+
+async def _hear(job: Job, progress: Progress) -> None:
     async for event in job.events():
         if isinstance(event, DatasetEvent):
             progress.dataset(event)
         elif isinstance(event, RunEvent):
             progress.run_state(event)
-    summary = await job.wait()
-    if summary.state not in OVER:
-        raise UnavailableError(f"run {job.run_id} is {summary.state}")
-    return summary
+
+
+def _waiting(summary: RunSummary) -> str:
+    """How to go on with a run that waits for a person."""
+    run_id = summary.run_id
+    reason = (summary.waiting_for or "").removeprefix("halted:")
+    then = {
+        "budget": f"raise it with `rowmill runs resume {run_id} --budget AMOUNT`",
+        "payment": f"pay the provider, then `rowmill runs resume {run_id}`",
+    }.get(reason, f"`rowmill runs resume {run_id}` lets it go on")
+    return (
+        f"run {run_id} waits for {reason}; what it has is stored, nothing paid for is lost. To go on, {then} "
+        f"while `rowmill up` runs; `rowmill runs stop {run_id}` ends it"
+    )
 
 
 async def _write(client: Client, summary: RunSummary, request: RunRequest) -> int:

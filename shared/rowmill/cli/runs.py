@@ -1,15 +1,22 @@
-"""`rowmill runs`: what ran, what runs, how it ended."""
+"""`rowmill runs`: what ran, what runs, how it ended; stopping, pausing, resuming."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rowmill.errors import UsageError
 
+if TYPE_CHECKING:
+    from rowmill.client.jobs import Job
+    from rowmill_contracts.runs import RunSummary
+
 app = typer.Typer(help="Runs: what ran, what runs, how it ended.", no_args_is_help=True)
+
+_OVER = frozenset({"completed", "failed", "cancelled"})
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -25,7 +32,6 @@ def list_runs(
 
     from rowmill.cli.connecting import asked  # noqa: PLC0415
     from rowmill.client.client import Client  # noqa: PLC0415
-    from rowmill_contracts.runs import RunSummary  # noqa: PLC0415
 
     async def question(url: str) -> list[RunSummary]:
         async with Client(url, row_events=False) as client:
@@ -52,7 +58,6 @@ def get(run_id: str, as_json: JsonOption = False) -> None:
 
     from rowmill.cli.connecting import asked  # noqa: PLC0415
     from rowmill.client.client import Client  # noqa: PLC0415
-    from rowmill_contracts.runs import RunSummary  # noqa: PLC0415
 
     async def question(url: str) -> RunSummary | None:
         async with Client(url, row_events=False) as client:
@@ -74,6 +79,60 @@ def get(run_id: str, as_json: JsonOption = False) -> None:
             f"dataset      {dataset.dataset} ({dataset.state}): {counts.admitted} admitted, {counts.completed} completed, {counts.failed} failed, "
             f"{counts.cancelled} cancelled, {counts.reused} reused, {counts.duplicates} duplicates"
         )
+
+
+@app.command("stop")
+def stop(
+    run_id: str,
+    reason: Annotated[str, typer.Option(help="Kept with the run.")] = "stopped by hand",
+) -> None:
+    """Stop a run for good: nothing new is sent, what is in flight is recorded, rows that have not ended are cancelled."""
+    run = _acted(run_id, lambda job: job.stop(reason), stands_before=True)
+    print(f"run {run_id} was over already: {run.state}" if run.state in _OVER else f"run {run_id} is being stopped")
+
+
+@app.command("pause")
+def pause(run_id: str) -> None:
+    """Let a run wait until it is resumed: what is in flight is recorded, nothing new is sent."""
+    run = _acted(run_id, lambda job: job.pause())
+    if run.state in _OVER:
+        raise UsageError(f"run {run_id} is over: {run.state}")
+    print(f"run {run_id} is paused; `rowmill runs resume {run_id}` lets it go on")
+
+
+@app.command("resume")
+def resume(
+    run_id: str,
+    budget: Annotated[str | None, typer.Option(help="Money that the run may spend from its start at most; else as before.")] = None,
+) -> None:
+    """Let a run go on that was paused or waits for budget or payment."""
+    from rowmill.cli.money import amount  # noqa: PLC0415 - commands load what they need
+
+    money = None if budget is None else amount("--budget", budget)
+    run = _acted(run_id, lambda job: job.resume(budget=money))
+    if run.state in _OVER:
+        raise UsageError(f"run {run_id} is over: {run.state}")
+    print(f"run {run_id} goes on; `rowmill runs get {run_id}` shows how it stands")
+
+
+def _acted(run_id: str, act: Callable[[Job], Awaitable[Any]], *, stands_before: bool = False) -> RunSummary:
+    """Do something to a run; answers how it stood (``stands_before``: before it was done)."""
+    from rowmill.cli.connecting import asked  # noqa: PLC0415
+    from rowmill.client.client import Client  # noqa: PLC0415
+
+    async def question(url: str) -> RunSummary | None:
+        async with Client(url, row_events=False) as client:
+            job = await client.job(run_id)
+            before = await job.status()
+            if before is None or before.state in _OVER:
+                return before
+            found = await act(job)
+            return before if stands_before else found
+
+    run = asked(question)
+    if run is None:
+        raise UsageError(f"there is no run {run_id!r}; `rowmill runs list` shows those there are")
+    return run
 
 
 def _document(run: Any) -> dict[str, Any]:

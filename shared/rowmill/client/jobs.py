@@ -18,12 +18,15 @@ from rowmill.paged_handle import PagedHandle
 from rowmill.runtime.bus import Bus
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.events import DatasetEvent, RowsCompleted, RowsFailed, RunEvent
-from rowmill_contracts.runs import GetRun, RunShown, RunStop, RunSummary
+from rowmill_contracts.runs import GetRun, PauseRun, ResumeRun, RunShown, RunStop, RunSummary
 from rowmill_contracts.topology import ADMISSION_ASKS, RUNS_STOP
 
 Event = RunEvent | DatasetEvent | RowsCompleted | RowsFailed
 
 OVER = frozenset({"completed", "failed", "cancelled"})
+PERSON = frozenset({"budget", "payment", "quota", "pause", "halted"})
+"""What a run may wait for that only a person can give."""
+
 POLL_SECONDS = 2.0
 """How long a client waits in silence before it asks for the run's state: events are hints, the state is the truth."""
 
@@ -100,11 +103,19 @@ class Job:
         """Stop the run: nothing new is sent for it; what is in flight is recorded."""
         await self._bus.publish(RunStop(run_id=self.run_id, reason=reason), RUNS_STOP)
 
-    async def wait(self) -> RunSummary:
-        """Return when the run is over."""
+    async def pause(self) -> RunSummary | None:
+        """Let the run wait until it is resumed: what is in flight is recorded, nothing new is sent. Answers how it stands; None: no such run."""
+        return (await self._bus.ask(PauseRun(run_id=self.run_id), ADMISSION_ASKS, RunShown)).run
+
+    async def resume(self, *, budget: Decimal | None = None) -> RunSummary | None:
+        """Let a paused or halted run go on, with another budget if one is given. Answers how it stands; None: no such run."""
+        return (await self._bus.ask(ResumeRun(run_id=self.run_id, budget=budget), ADMISSION_ASKS, RunShown)).run
+
+    async def wait(self, *, standing: bool = False) -> RunSummary:
+        """Return when the run is over; with ``standing`` also when it waits for a person (`waits_for_a_person`)."""
         while True:
             summary = await self.status()
-            if summary is not None and summary.state in OVER:
+            if summary is not None and (summary.state in OVER or (standing and waits_for_a_person(summary))):
                 return summary
             await _within(POLL_SECONDS, self._state_news)
 
@@ -157,6 +168,12 @@ def _as_event(summary: RunSummary) -> RunEvent:
         output=summary.output,
         error=summary.error,
     )
+
+
+def waits_for_a_person(summary: RunSummary) -> bool:
+    """Whether the run goes on only when somebody resumes it: it was paused, its budget is spent, or a provider wants to be paid."""
+    waiting_for = summary.waiting_for or ""
+    return summary.state == "waiting" and (waiting_for in PERSON or waiting_for.startswith("halted:"))
 
 
 async def _within(seconds: float, news: asyncio.Event) -> bool:
