@@ -164,11 +164,8 @@ class Rooms:
         return granted
 
     def _next_of(self, org: str, windows: dict[str, int]) -> int | None:
-        """The dataset of this organisation whose turn it is and whose run has room; it goes to the back of its organisation's line."""
-        waiting = self._runs[org]
-        for _ in range(len(waiting)):
-            seq = waiting[0]
-            waiting.rotate(-1)
+        """The first dataset in the organisation's line whose run has room. Who is served leaves the line, and asks again at its end."""
+        for seq in self._runs[org]:
             flight = self._flights[seq]
             out = windows[flight.run_id]
             if out == 0 or out + self._asks[seq].rows <= flight.window:
