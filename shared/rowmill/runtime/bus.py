@@ -10,25 +10,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 import structlog
 from aio_pika.abc import AbstractIncomingMessage
 from aiormq.exceptions import PublishError
 
-from rowmill.errors import AskDied, AskTimeout, MalformedMessage, RowmillError, UnavailableError
+from rowmill.errors import AskTimeout, MalformedMessage, RowmillError, UnavailableError
 from rowmill.runtime import metrics
 from rowmill.runtime.asking import Ask, Asks, ReplyT
 from rowmill.runtime.clock import Clock, SystemClock, backoff, new_id
 from rowmill.runtime.deliveries import Delivery, traceparent
 from rowmill.runtime.envelopes import envelope_of
-from rowmill.runtime.handling import Handler, Handling
+from rowmill.runtime.handling import Handler, Handling, Undecodable
 from rowmill.runtime.session import Session, Subscription
 from rowmill.runtime.settings import ServiceSettings
+from rowmill.runtime.suspects import Suspects
 from rowmill.runtime.transport import TRANSPORT_ERRORS, redacted
-from rowmill_contracts.asks import RequestDied
 from rowmill_contracts.envelope import Message, UndecodableMessage, decode, encode
-from rowmill_contracts.topology import CONTROL, EVENTS, EXCHANGE
+from rowmill_contracts.topology import CONTROL, EVENTS, EXCHANGE, WORK_QUEUES
 
 log = structlog.get_logger()
 
@@ -49,6 +49,8 @@ NON_MANDATORY: Final = frozenset({EVENTS, CONTROL})
 """Exchanges on which a message that reaches nobody is no error."""
 
 REPLY_QUEUE_EXPIRES_MS: Final = 120_000
+
+WORK_NAMES: Final = frozenset(queue.name for queue in WORK_QUEUES)
 
 
 __all__ = ["TRANSPORT_ERRORS", "Bus", "Handler", "redacted", "traceparent"]
@@ -73,6 +75,7 @@ class Bus:
         self._background: set[asyncio.Task[Any]] = set()
         self._closing = False
         self._handling_of = Handling(self, self._clock)
+        self._suspects = Suspects(self, self._handling_of, alone=settings.suspect_alone, poll=settings.suspect_poll)
         self._confirmed = metrics.CONFIRMED.labels(service)
         self._unconfirmed = metrics.UNCONFIRMED.labels(service)
         self._up = metrics.SESSION_UP.labels(service)
@@ -95,6 +98,7 @@ class Bus:
 
         """
         self._runner = asyncio.create_task(self._run(), name="bus")
+        self._suspects.start()
         try:
             async with asyncio.timeout(wait):
                 await self._session_up.wait()
@@ -109,8 +113,12 @@ class Bus:
         if session is not None and not session.ended.is_set():
             with contextlib.suppress(*TRANSPORT_ERRORS):
                 await asyncio.gather(*(session.cancel(queue) for queue in list(self._subscriptions)))
+            leaving = asyncio.create_task(self._suspects.stop(self._settings.drain_timeout))
             if self._handling:
                 await asyncio.wait(set(self._handling), timeout=self._settings.drain_timeout)
+            await leaving
+        else:
+            await self._suspects.stop(0.0)
         for task in self._handling:
             task.cancel()
         if self._runner is not None:
@@ -152,6 +160,7 @@ class Bus:
             self._up.set(1)
             metrics.SESSIONS.labels(self.service).inc()
             self._ask_again()
+            self._suspects.look_now()
             for callback in self._reconnected:
                 try:
                     callback()
@@ -298,7 +307,6 @@ class Bus:
 
         Raises:
             AskTimeout: no answer within ``timeout`` seconds (default: the setting ``ask_timeout``); whether it was carried out is unknown.
-            AskDied: the request was dead-lettered; asking again will not help.
             MalformedMessage: the answer is of another type.
 
         """
@@ -312,8 +320,6 @@ class Bus:
             except TimeoutError as error:
                 raise AskTimeout(f"no answer to {message.message_type} on {key} within {limit:g} s") from error
             reply = ask.answered.result()
-        if isinstance(reply, RequestDied):
-            raise AskDied(reply.error.message)
         if not isinstance(reply, answer):
             raise MalformedMessage(f"{message.message_type} on {key} was answered by {reply.message_type}, not {answer.message_type}")
         return reply
@@ -376,6 +382,17 @@ class Bus:
         name = f"listen.{self.service}.{new_id()}"
         await self._subscribe(Subscription(name, on_message, 500, tuple((exchange, key) for key in keys)))
 
+    async def live_session(self) -> Session:
+        """The session that is up, as soon as one is."""
+        return await self._live()
+
+    async def declare(self) -> None:
+        """Declare what is missing at the broker."""
+        await (await self._live()).declare(self._settings.time_scale)
+
+    def look_for_suspects(self) -> None:
+        self._suspects.look_now()
+
     async def depths(self, queues: list[str]) -> dict[str, tuple[int, int]]:
         """(messages ready, consumers) of each queue, now."""
         session = await self._live()
@@ -388,12 +405,14 @@ class Bus:
         *,
         prefetch: int = 50,
         broadcast: tuple[str, str] | None = None,
-        undecodable: Literal["bury", "hand over"] = "bury",
+        undecodable: Undecodable = "bury",
+        may_take_suspects: Callable[[], bool] = lambda: True,
     ) -> None:
         """Consume ``queue`` from now on and after every reconnect, handling up to ``prefetch`` messages at once.
 
         ``broadcast``: (exchange, key): `listen` there instead. ``undecodable``: messages that cannot be decoded are dead-lettered, or (for a
-        queue of dead letters, which has no dead letters of its own) handed over as `Undecoded`.
+        queue of dead letters, which has no dead letters of its own) handed over as `Undecoded`. Suspects of the queue are handled, too (see
+        `rowmill.runtime.suspects`), one at a time, whenever ``may_take_suspects``.
         """
         if broadcast is not None:
             await self.listen(broadcast[0], [broadcast[1]], handler)
@@ -407,6 +426,8 @@ class Bus:
             await self._handling_of.handle(session, queue, handler, incoming, undecodable)
 
         await self._subscribe(Subscription(queue, on_message, prefetch))
+        if queue in WORK_NAMES:
+            self._suspects.serve(queue, handler, undecodable, may_take_suspects)
 
     async def _subscribe(self, subscription: Subscription) -> None:
         self._subscriptions[subscription.queue] = subscription
@@ -421,6 +442,7 @@ class Bus:
     async def stop_consuming(self, queue: str) -> None:
         """Detach from one queue; what was delivered is still handled."""
         self._subscriptions.pop(queue, None)
+        self._suspects.leave(queue)
         if self._session is not None:
             with contextlib.suppress(*TRANSPORT_ERRORS):
                 await self._session.cancel(queue)

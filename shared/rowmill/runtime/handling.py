@@ -12,10 +12,22 @@ from rowmill.errors import MalformedMessage, RowmillError, UnavailableError
 from rowmill.runtime import metrics
 from rowmill.runtime.clock import Clock, backoff
 from rowmill.runtime.deliveries import Delivery, Rejected, Undecoded, death_headers, subject_headers, traceparent
+from rowmill.runtime.gates import Gate
+from rowmill.runtime.suspicion import (
+    CRASHES,
+    SUSPECTED_AFTER,
+    Bury,
+    Halve,
+    Outlived,
+    earlier_crashes,
+    failed_deliveries,
+    judge,
+    untouched_headers,
+)
 from rowmill.runtime.transport import TRANSPORT_ERRORS, AsTransportErrors
-from rowmill_contracts.envelope import Message, UndecodableMessage, decode
+from rowmill_contracts.envelope import Message, UndecodableMessage, decode, encode
 from rowmill_contracts.public import decode_untyped
-from rowmill_contracts.topology import dead
+from rowmill_contracts.topology import WORK_QUEUES, dead, suspect
 
 if TYPE_CHECKING:
     from rowmill.runtime.bus import Bus
@@ -24,6 +36,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 Handler = Callable[[Delivery], Awaitable[None]]
+
+Undecodable = Literal["bury", "hand over"]
+"""What to do with a message that cannot be decoded: dead-letter it, or hand it to the handler as `Undecoded`."""
+
+_WORK: Final = frozenset(queue.name for queue in WORK_QUEUES)
+_EXCHANGE: Final = "x-rowmill-exchange"
+_KEY: Final = "x-rowmill-key"
 
 HANDLER_ATTEMPTS: Final = 3
 """Tries of a handler that raises something unexpected, before the message is dead-lettered."""
@@ -35,35 +54,112 @@ class Handling:
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus = bus
         self._clock = clock
+        self._gates: dict[str, Gate] = {}
+        self._outlived = Outlived()
 
-    async def handle(
-        self, session: Session, queue: str, handler: Handler, incoming: AbstractIncomingMessage, undecodable: Literal["bury", "hand over"]
-    ) -> None:
+    def gate(self, queue: str) -> Gate:
+        """Where the handlers of this queue go in and out."""
+        return self._gates.setdefault(queue, Gate()) if queue not in self._gates else self._gates[queue]
+
+    async def handle(self, session: Session, queue: str, handler: Handler, incoming: AbstractIncomingMessage, undecodable: Undecodable) -> None:
         """Handle one message to its end. ``session``: the one that it came by."""
         in_hand = metrics.IN_HAND.labels(self._bus.service, queue)
         in_hand.inc()
         try:
-            if await self._handled(queue, handler, incoming, undecodable):
-                metrics.HANDLED.labels(self._bus.service, queue).inc()
-            await self._acknowledge(session, incoming)
+            if not await self._moved(queue, incoming):
+                gate = self.gate(queue)
+                await gate.enter()
+                try:
+                    if await self._handled(queue, handler, incoming, undecodable):
+                        metrics.HANDLED.labels(self._bus.service, queue).inc()
+                finally:
+                    gate.leave()
+            await self._acknowledge(session, queue, incoming)
         finally:
             in_hand.dec()
 
-    async def _handled(self, queue: str, handler: Handler, incoming: AbstractIncomingMessage, undecodable: Literal["bury", "hand over"]) -> bool:
+    # ---- suspects ---------------------------------------------------------------------------------------------------------------------
+
+    def _crashes(self, queue: str, incoming: AbstractIncomingMessage) -> int:
+        """How many consumers of this message may have crashed in that queue. To be asked once a delivery."""
+        message_id = incoming.message_id or ""
+        crashes = self._outlived.crashes(queue, message_id, failed_deliveries(incoming.headers or {}))
+        self._outlived.delivered(queue, message_id)
+        return crashes
+
+    async def _moved(self, queue: str, incoming: AbstractIncomingMessage) -> bool:
+        """Move a message that may have crashed its consumers to where it is handled alone; whether it was moved, confirmed."""
+        if queue not in _WORK:
+            return False
+        crashes = self._crashes(queue, incoming)
+        if crashes < SUSPECTED_AFTER:
+            return False
+        log.warning("message_suspect", queue=queue, message_type=incoming.type, message_id=incoming.message_id, crashes=crashes)
+        metrics.SUSPECT.labels(self._bus.service, queue).inc()
+        origin = {_EXCHANGE: incoming.exchange or "", _KEY: incoming.routing_key or ""}
+        await self._to_suspects(queue, incoming, headers={CRASHES: earlier_crashes(incoming.headers or {}) + crashes, **origin})
+        self._bus.look_for_suspects()
+        return True
+
+    async def _to_suspects(
+        self, queue: str, incoming: AbstractIncomingMessage, *, headers: dict[str, Any], body: bytes | None = None, message_id: str | None = None
+    ) -> None:
+        await self._bus.publish_body(
+            incoming.body if body is None else body,
+            incoming.type,
+            suspect(queue),
+            correlation_id=incoming.correlation_id,
+            reply_to=incoming.reply_to,
+            message_id=message_id or incoming.message_id,
+            headers=untouched_headers(incoming.headers or {}) | headers,
+        )
+
+    async def handle_suspect(
+        self, session: Session, queue: str, handler: Handler, incoming: AbstractIncomingMessage, undecodable: Undecodable
+    ) -> None:
+        """Handle, halve or bury a message of the queue's suspects."""
+        headers = incoming.headers or {}
+        crashes, earlier = self._crashes(suspect(queue), incoming), earlier_crashes(headers)
+        log.warning("suspect_in_hand", queue=queue, message_type=incoming.type, message_id=incoming.message_id, crashes=crashes)
+        message = self._decoded(incoming)
+        verdict = judge(message, crashes=crashes, earlier=earlier)
+        if isinstance(verdict, Halve):
+            for number, part in enumerate(verdict.parts):
+                part_id = f"{incoming.message_id}.{number}" if incoming.message_id else None
+                await self._to_suspects(queue, incoming, headers={CRASHES: earlier + crashes}, body=encode(part), message_id=part_id)
+        elif isinstance(verdict, Bury):
+            attempts = earlier + crashes
+            await self._bury(queue, incoming, verdict.error, attempts=attempts, first_failure=self._clock.now(), subject=subject_headers(message))
+        elif await self._handled(queue, handler, incoming, undecodable):
+            metrics.HANDLED.labels(self._bus.service, queue).inc()
+        await self._acknowledge(session, suspect(queue), incoming)
+
+    async def hand_back(self, session: Session, queue: str, incoming: AbstractIncomingMessage) -> None:
+        """Put a suspect back whose handling was broken off by us, so that it does not count as a crash."""
+        await self._to_suspects(queue, incoming, headers={})
+        await self._acknowledge(session, suspect(queue), incoming)
+
+    # ---- any message ------------------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _decoded(incoming: AbstractIncomingMessage) -> Message:
+        try:
+            if incoming.type:
+                return decode(incoming.type, incoming.body)
+            return decode_untyped(str((incoming.headers or {}).get(_KEY) or incoming.routing_key or ""), incoming.body)
+        except UndecodableMessage as error:
+            return Undecoded(wire_type=incoming.type or "", reason=str(error))
+
+    async def _handled(self, queue: str, handler: Handler, incoming: AbstractIncomingMessage, undecodable: Undecodable) -> bool:
         """Whether the handler returned; if not, the message was dead-lettered."""
         headers = dict(incoming.headers or {})
         trace = headers.get("traceparent")
         traceparent.set(trace if isinstance(trace, str) else None)
         first_failure = self._clock.now()
-        message: Message
-        try:
-            message = decode(incoming.type, incoming.body) if incoming.type else decode_untyped(incoming.routing_key or "", incoming.body)
-        except UndecodableMessage as error:
-            message = Undecoded(wire_type=incoming.type or "", reason=str(error))
+        message = self._decoded(incoming)
         if isinstance(message, Undecoded) and undecodable == "bury":
             await self._bury(queue, incoming, MalformedMessage(message.reason), attempts=1, first_failure=first_failure, subject={})
             return False
-        count = headers.get("x-delivery-count", 0)
         delivery = Delivery(
             message=message,
             body=incoming.body,
@@ -71,7 +167,7 @@ class Handling:
             message_id=incoming.message_id or "",
             correlation_id=incoming.correlation_id or "",
             reply_to=incoming.reply_to,
-            deliveries=(count if isinstance(count, int) else 0) + 1,
+            deliveries=failed_deliveries(headers) + 1,
             headers=headers,
         )
         structlog.contextvars.bind_contextvars(**{k: v for k in ("run_id", "dataset") if (v := getattr(message, k, None))})
@@ -102,12 +198,13 @@ class Handling:
     ) -> None:
         """Publish to the dead-letter queue, untouched, with the reason; returns after the confirm, so that only then it is acknowledged."""
         log.error("message_dead", queue=queue, error=str(error), message_type=incoming.type)
+        came_by = (incoming.headers or {}) if incoming.routing_key == suspect(queue) else {}
         headers = death_headers(
             error,
             service=self._bus.service,
             queue=queue,
-            exchange=incoming.exchange or "",
-            key=incoming.routing_key or "",
+            exchange=str(came_by.get(_EXCHANGE, incoming.exchange or "")),
+            key=str(came_by.get(_KEY, incoming.routing_key or "")),
             attempts=attempts,
             first_failure=first_failure,
             last_failure=self._clock.now(),
@@ -123,7 +220,7 @@ class Handling:
         )
         metrics.DEAD.labels(self._bus.service, queue).inc()
 
-    async def _acknowledge(self, session: Session, incoming: AbstractIncomingMessage) -> None:
+    async def _acknowledge(self, session: Session, queue: str, incoming: AbstractIncomingMessage) -> None:
         if session.ended.is_set():
             return  # the broker delivers it again; its effect is stored
         try:
@@ -131,3 +228,5 @@ class Handling:
                 await incoming.ack()
         except (*TRANSPORT_ERRORS, RowmillError) as error:
             log.info("acknowledge_lost", error=repr(error))
+        else:
+            self._outlived.acknowledged(queue, incoming.message_id or "")

@@ -8,6 +8,7 @@ from prometheus_client import Counter, Gauge
 
 HANDLED: Final = Counter("rowmill_messages_handled", "Messages handled and acknowledged.", ["service", "queue"])
 FAILED: Final = Counter("rowmill_messages_failed", "Tries of a handler that raised.", ["service", "queue"])
+SUSPECT: Final = Counter("rowmill_messages_suspect", "Messages moved aside because they may have crashed their consumers.", ["service", "queue"])
 DEAD: Final = Counter("rowmill_messages_dead", "Messages dead-lettered by us.", ["service", "queue"])
 IN_HAND: Final = Gauge("rowmill_messages_in_hand", "Messages delivered and not yet acknowledged.", ["service", "queue"])
 CONFIRMED: Final = Counter("rowmill_publishes_confirmed", "Messages published and confirmed by the broker.", ["service"])

@@ -66,6 +66,7 @@ class Session:
         self._clock = clock
         self._publishing: AbstractChannel | None = None
         self._replying: AbstractChannel | None = None
+        self._fetching: AbstractChannel | None = None
         self._exchanges: dict[str, AbstractExchange] = {}
         self._single_active: set[str] = set()
         self._attached: dict[str, _Attached] = {}
@@ -202,6 +203,15 @@ class Session:
                 queue = await channel.declare_queue(queue_name, durable=False, arguments={"x-expires": expires_ms})
                 tag = await queue.consume(received, no_ack=True)
         self._attached[queue_name] = _Attached(queue_name, channel, tag, watch)
+
+    async def get(self, queue: str) -> AbstractIncomingMessage | None:
+        """Fetch one message of a queue that is not consumed; None where there is none."""
+        with AsTransportErrors():
+            async with asyncio.timeout(ANSWER_SECONDS):
+                if self._fetching is None:
+                    self._fetching = await self._channel(publisher_confirms=False)
+                found = await self._fetching.get_queue(queue, ensure=False)
+                return await found.get(fail=False, timeout=None)
 
     async def cancel(self, queue: str) -> None:
         """Stop the deliveries of one queue; what was delivered stays ours to acknowledge."""

@@ -36,6 +36,11 @@ class ServiceSettings(BaseSettings):
     drain_timeout: Seconds = 30.0
     watch_interval: Seconds = 5.0
 
+    suspect_poll: Seconds = 5.0
+    """How often a process looks for messages that may have crashed their consumers, when it moved none itself."""
+    suspect_alone: Seconds = 30.0
+    """How long other messages of its queue wait in this process for a suspect: as long at most for its beginning, and for its end."""
+
     @model_validator(mode="after")
     def _scaled(self) -> Self:
         if self.time_scale != 1.0:

@@ -1,56 +1,167 @@
-"""Suspects: messages that may have crashed their consumers, moved aside and handled one at a time with nothing else of their queue running.
+"""Handling suspects: messages that may have crashed their consumers, one at a time with nothing else of their queue running in this process.
 
-A suspect is fetched only once this process is idle on its queue, so that a crash is its own and no bystander's. Owns the gates that make it so and
-the fetching; what becomes of a suspect is decided in `rowmill.runtime.suspicion` and carried out by `rowmill.runtime.handling`.
+A suspect is fetched, not consumed: only once this process is idle on its queue, so that a crash is its own and no bystander's. What becomes of it is
+decided in `rowmill.runtime.suspicion` and carried out by `rowmill.runtime.handling`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+import contextlib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 from aio_pika.abc import AbstractIncomingMessage
 
-from rowmill.runtime.handling import Handler, Handling
-from rowmill.runtime.transport import TRANSPORT_ERRORS
+from rowmill.errors import RowmillError
+from rowmill.runtime.handling import Handler, Handling, Undecodable
 from rowmill.runtime.session import Session
+from rowmill.runtime.transport import TRANSPORT_ERRORS
 from rowmill_contracts.topology import suspect
 
 log = structlog.get_logger()
 
+HAND_BACK_SECONDS = 5.0
 
-class Gate:
-    """What runs of one queue's handlers in this process, and the right to run alone."""
 
-    def __init__(self) -> None:
-        self.running = 0
-        self._open = asyncio.Event()
-        self._open.set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+class Sessions(Protocol):
+    """The part of the bus that suspects come by."""
 
-    async def enter(self) -> None:
-        while not self._open.is_set():
-            await self._open.wait()
-        self.running += 1
-        self._idle.clear()
+    async def live_session(self) -> Session:
+        """The session that is up, as soon as one is."""
 
-    def leave(self) -> None:
-        self.running -= 1
-        if not self.running:
-            self._idle.set()
+    async def declare(self) -> None:
+        """Declare what is missing at the broker."""
 
-    @asynccontextmanager
-    async def alone(self, patience: float) -> AsyncIterator[None]:
-        """Let nobody in inside the block, which begins when the last one has left, or after ``patience`` seconds beside who is still there."""
-        self._open.clear()
+
+@dataclass(frozen=True)
+class _Served:
+    """A work queue whose suspects this process handles, whenever ``may_take`` says so."""
+
+    queue: str
+    handler: Handler
+    undecodable: Undecodable
+    may_take: Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class _InHand:
+    session: Session
+    incoming: AbstractIncomingMessage
+    handling: asyncio.Task[None]
+
+
+class Suspects:
+    """``poll``: seconds between looks. ``alone``: seconds that others of the queue wait at most for a suspect to begin, and again for its end."""
+
+    def __init__(self, sessions: Sessions, handling: Handling, *, alone: float, poll: float) -> None:
+        self._sessions = sessions
+        self._handling = handling
+        self._alone = alone
+        self._poll = poll
+        self._served: dict[str, _Served] = {}
+        self._taking: dict[str, asyncio.Task[None]] = {}
+        self._in_hand: dict[str, _InHand] = {}
+        self._wake = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    def start(self) -> None:
+        self._loop = asyncio.create_task(self._look_for_ever(), name="suspects")
+
+    def serve(self, queue: str, handler: Handler, undecodable: Undecodable, may_take: Callable[[], bool]) -> None:
+        """Handle the suspects of this queue, too."""
+        self._served[queue] = _Served(queue, handler, undecodable, may_take)
+        self.look_now()
+
+    def leave(self, queue: str) -> None:
+        """Take no more suspects of this queue; one in hand is still handled."""
+        self._served.pop(queue, None)
+
+    def look_now(self) -> None:
+        self._wake.set()
+
+    async def stop(self, timeout: float) -> None:
+        """Take no more, let those in hand end; what is not over by ``timeout`` seconds is handed back, as no crash."""
+        self._stopping = True
+        await _end([*([self._loop] if self._loop is not None else []), *(task for queue, task in self._taking.items() if queue not in self._in_hand)])
+        if self._in_hand:
+            await asyncio.wait([held.handling for held in self._in_hand.values()], timeout=timeout)
+        left = [(queue, held) for queue, held in self._in_hand.items() if not held.handling.done()]
+        for _, held in left:
+            held.handling.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_BACK_SECONDS):
+                await asyncio.gather(*(self._hand_back(queue, held) for queue, held in left if not held.session.ended.is_set()))
+        await _end(list(self._taking.values()))
+
+    async def _hand_back(self, queue: str, held: _InHand) -> None:
+        await self._handling.hand_back(held.session, queue, held.incoming)
+
+    # ---- looking ----------------------------------------------------------------------------------------------------------------------
+
+    async def _look_for_ever(self) -> None:
+        while not self._stopping:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._poll):
+                    await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._look()
+            except (*TRANSPORT_ERRORS, RowmillError) as error:
+                log.info("suspects_not_looked_for", error=repr(error))
+                if not self._stopping:
+                    with contextlib.suppress(*TRANSPORT_ERRORS):
+                        await self._sessions.declare()
+            except Exception:  # nothing may end this loop: suspects would lie for ever
+                log.exception("suspects_not_looked_for")
+
+    async def _look(self) -> None:
+        free = {suspect(queue): served for queue, served in self._served.items() if queue not in self._taking and served.may_take()}
+        if not free:
+            return
+        session = await self._sessions.live_session()
+        for name, (ready, _) in (await session.depths(list(free))).items():
+            if ready:
+                self._begin(free[name])
+
+    def _begin(self, served: _Served) -> None:
+        taking = self._taking[served.queue] = asyncio.create_task(self._take(served), name=f"suspect of {served.queue}")
+
+        def over(done: asyncio.Task[None]) -> None:
+            del self._taking[served.queue]
+            if done.cancelled():
+                return
+            error = done.exception()
+            if error is not None:
+                log.warning("suspect_not_taken", queue=served.queue, error=repr(error))
+            elif not self._stopping:
+                self.look_now()
+
+        taking.add_done_callback(over)
+
+    async def _take(self, served: _Served) -> None:
+        queue = served.queue
         try:
-            await asyncio.wait([waiting := asyncio.ensure_future(self._idle.wait())], timeout=patience)
-            waiting.cancel()
-            yield
+            async with self._handling.gate(queue).alone(self._alone):
+                session = await self._sessions.live_session()
+                incoming = await session.get(suspect(queue))
+                if incoming is None or self._stopping:
+                    return
+                handling = asyncio.create_task(self._handling.handle_suspect(session, queue, served.handler, incoming, served.undecodable))
+                self._in_hand[queue] = _InHand(session, incoming, handling)
+                await asyncio.wait([handling], timeout=self._alone)
+            await asyncio.wait([handling])
+            handling.result()
         finally:
-            self._open.set()
+            self._in_hand.pop(queue, None)
+
+
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel until each has ended: the broker's client may swallow a cancellation."""
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=1.0)

@@ -78,6 +78,11 @@ def earlier_crashes(headers: Mapping[str, Any]) -> int:
     return count if isinstance(count, int) else 0
 
 
+def untouched_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """A message's headers as its sender wrote them: without the broker's count, which it would go on from nowhere."""
+    return {name: value for name, value in headers.items() if name != "x-delivery-count"}
+
+
 class Outlived:
     """Deliveries to this process that were not acknowledged, by queue and message id: it lives, so they were no crashes."""
 

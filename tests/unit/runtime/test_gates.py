@@ -1,0 +1,42 @@
+"""Handlers at the gate of their queue."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rowmill.runtime.gates import Gate
+
+
+async def test_who_is_alone_waits_for_those_inside_and_keeps_the_others_out() -> None:
+    gate = Gate()
+    order: list[str] = []
+    await gate.enter()
+
+    async def alone() -> None:
+        async with gate.alone(60):
+            order.append("alone")
+
+    async def other() -> None:
+        await gate.enter()
+        order.append("other")
+        gate.leave()
+
+    tasks = [asyncio.create_task(alone())]
+    await asyncio.sleep(0)
+    tasks.append(asyncio.create_task(other()))
+    await asyncio.sleep(0)
+    assert order == []
+    gate.leave()
+    await asyncio.gather(*tasks)
+    assert order == ["alone", "other"]
+
+
+async def test_patience_ends_and_the_gate_opens_again_even_after_a_failure() -> None:
+    gate = Gate()
+    await gate.enter()
+    with pytest.raises(ZeroDivisionError):
+        async with gate.alone(0):
+            _ = 1 / 0
+    await gate.enter()
