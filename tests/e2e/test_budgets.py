@@ -1,0 +1,147 @@
+"""Budgets, pauses and stops on a whole system: exact by the provider's own count, and nothing paid for twice afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from tests.e2e.stage import BOUND, Books, Stage, leads, read_csv, write_csv
+
+from rowmill.client import Client, Job
+from rowmill_contracts.runs import RunSummary
+
+pytestmark = pytest.mark.servers
+
+HUNTER, APOLLO = Decimal("0.01"), Decimal("0.02")
+
+
+def paid(books: Books) -> Decimal:
+    """What the provider would bill."""
+    return books.hunter * HUNTER + books.apollo * APOLLO
+
+
+def run_id_in(stderr: str) -> str:
+    return next(word for line in stderr.splitlines() if "; run " in line for word in [line.rsplit("run ", 1)[1].strip()])
+
+
+async def stands(job: Job) -> RunSummary:
+    """The run once it is over or waits for a person."""
+    async with asyncio.timeout(BOUND):
+        return await job.wait(standing=True)
+
+
+async def rests(system: Stage) -> Books:
+    """What the provider has counted once nothing is on its way any more."""
+    await system.quiet()
+    return Books.told(system.provider.stats())
+
+
+async def test_a_budget_stops_the_run_exactly_and_more_of_it_completes_the_run(system: Stage, client: Client, word: str, tmp_path: Path) -> None:
+    rows = leads(200, word)
+    whole = Books.of(row["domain"] for row in rows)
+    source, out = write_csv(tmp_path / "mine.csv", rows), tmp_path / "enriched.csv"
+    assert paid(whole) > 2
+
+    first = await asyncio.to_thread(system.rowmill, "run", "leads", "--csv", str(source), "--out", str(out), "--budget", "0.50")
+
+    assert first.returncode == 1, first.stderr
+    run_id = run_id_in(first.stderr)
+    assert f"rowmill runs resume {run_id} --budget" in first.stderr
+    assert "waits for budget" in first.stderr
+    spent = await rests(system)
+    assert Decimal("0.48") < paid(spent) <= Decimal("0.50"), "what is left of the budget pays for no further call"
+    summary = await (await client.job(run_id)).status()
+    assert summary is not None
+    assert (summary.state, summary.waiting_for) == ("waiting", "budget")
+
+    resumed = await asyncio.to_thread(system.rowmill, "runs", "resume", run_id, "--budget", "5.00")
+
+    assert resumed.returncode == 0, resumed.stderr
+    job = await client.job(run_id)
+    await stands(job)
+    await system.audit(client, job, rows)
+    assert Books.told(system.provider.stats()) == whole
+    again = await asyncio.to_thread(system.rowmill, "run", "leads", "--csv", str(source), "--out", str(out))
+    assert again.returncode == 0, again.stderr
+    assert len(read_csv(out)) == 200
+    assert Books.told(system.provider.stats()) == whole
+
+
+async def test_a_resumption_with_too_little_waits_again(system: Stage, client: Client, word: str) -> None:
+    rows = leads(100, word)
+    job = await client.start(system.play(), leads=rows, budget=Decimal("0.10"))
+    await stands(job)
+    await rests(system)
+
+    await job.resume(budget=Decimal("0.30"))
+    async with asyncio.timeout(BOUND):
+        while paid(Books.told(system.provider.stats())) <= Decimal("0.28"):
+            await asyncio.sleep(0.05)
+    assert (await stands(job)).waiting_for == "budget"
+
+    assert paid(await rests(system)) <= Decimal("0.30")
+    await job.resume(budget=Decimal(5))
+    await stands(job)
+    await system.audit(client, job, rows)
+    assert Books.told(system.provider.stats()) == Books.of(row["domain"] for row in rows)
+
+
+async def test_a_paused_run_sends_nothing_until_it_is_resumed(system: Stage, client: Client, word: str) -> None:
+    rows = leads(600, word)
+    system.provider.control(latency_ms=200)
+    job = await client.start(system.play(), leads=rows)
+    async with asyncio.timeout(BOUND):
+        while Books.told(system.provider.stats()).total < 60:
+            await asyncio.sleep(0.02)
+
+    await job.pause()
+    system.provider.control(latency_ms=0)
+    paused = await asyncio.to_thread(system.rowmill, "runs", "pause", job.run_id)
+    assert paused.returncode == 0, paused.stderr
+    before = await rests(system)
+    assert 0 < before.total < Books.of(row["domain"] for row in rows).total
+    assert (await stands(job)).waiting_for == "pause"
+    shown = await asyncio.to_thread(system.rowmill, "runs", "get", job.run_id, "--json")
+    assert json.loads(shown.stdout)["waiting_for"] == "pause"
+    assert await rests(system) == before
+
+    resumed = await asyncio.to_thread(system.rowmill, "runs", "resume", job.run_id)
+    assert resumed.returncode == 0, resumed.stderr
+    await stands(job)
+    await system.audit(client, job, rows)
+    assert Books.told(system.provider.stats()) == Books.of(row["domain"] for row in rows)
+
+
+async def test_a_waiting_run_can_be_stopped_and_its_rows_are_cancelled(system: Stage, client: Client, word: str) -> None:
+    rows = leads(100, word)
+    job = await client.start(system.play(), leads=rows, budget=Decimal("0.10"))
+    await stands(job)
+    before = await rests(system)
+
+    stopped = await asyncio.to_thread(system.rowmill, "runs", "stop", job.run_id)
+
+    assert stopped.returncode == 0, stopped.stderr
+    async with asyncio.timeout(BOUND):
+        summary = await job.wait()
+    assert summary.state == "cancelled"
+    assert summary.counts.terminal == summary.counts.admitted == 100
+    assert await rests(system) == before
+    over = await asyncio.to_thread(system.rowmill, "runs", "resume", job.run_id, "--budget", "9")
+    assert over.returncode == 2
+    assert "cancelled" in over.stderr
+
+
+async def test_a_provider_that_wants_to_be_paid_lets_the_run_wait(system: Stage, client: Client, word: str) -> None:
+    rows = leads(60, word)
+    system.provider.control(reply={"path": "/v2/bulk", "status": 402, "count": 1, "body": '{"error": "pay first"}'})
+    job = await client.start(system.play(), leads=rows)
+
+    assert (await stands(job)).waiting_for == "payment"
+    await rests(system)
+    await job.resume()
+
+    await stands(job)
+    await system.audit(client, job, rows)
