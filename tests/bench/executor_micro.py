@@ -134,7 +134,7 @@ async def work(program: DatasetProgram, pages: list[bytes]) -> float:
     sheets = MemorySheets(settler)
     clock = SystemClock()
     bus = AnsweringBus()
-    runner = RowRunner(BusSettler(bus, page_gather=0.005), clock, rows_at_once=10_000, loop_slice=0.005)
+    runner = RowRunner(BusSettler(bus, page_gather=0.005), clock, rows_at_once=10_000, row_timeout=3600, loop_slice=0.005)
     with ThreadPoolExecutor(1) as threads:
         desk = BusCallDesk(bus, RowExecutorSettings(), clock)
         row_work = RowWork(
@@ -181,7 +181,7 @@ def main() -> None:
         "model rows, one call": calling,
     }.items():
         spent = min(uvloop.run(work(program, pages)) for _ in range(3))
-        print(f"{name:32} {spent / given.rows * 1e6:6.1f} µs CPU per row")  # noqa: T201 - what it is for
+        print(f"{name:32} {spent / given.rows * 1e6:6.1f} µs CPU per row")
     if given.profile:
         profiler = cProfile.Profile()
         profiler.runcall(asyncio.run, work(calling if given.calls else program_of(model=True, asynchronous=False), pages))

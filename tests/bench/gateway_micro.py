@@ -149,7 +149,7 @@ async def measure(name: str, tool: Tool, port: Any, calls: int) -> None:
     await asyncio.gather(*(consume() for _ in range(PAGES_AT_ONCE)))
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     sent = len(bodies) * PAGE
-    print(f"{name:28} {sent / wall:9.0f} calls/s {1e6 * cpu / sent:7.1f} µs CPU/call  ({bus.answered} answered)")  # noqa: T201
+    print(f"{name:28} {sent / wall:9.0f} calls/s {1e6 * cpu / sent:7.1f} µs CPU/call  ({bus.answered} answered)")
     await engine.stop(5)
 
 

@@ -66,7 +66,7 @@ async def rate(name: str, pages: list[list[bytes]], work: Callable[[list[bytes]]
     await asyncio.gather(*(worker() for _ in range(statements)))
     seconds = time.perf_counter() - started
     count = sum(map(len, pages))
-    print(f"{name:34} {count / seconds:10,.0f} keys/s   {1e6 * (time.process_time() - cpu) / count:6.1f} µs of ours a key")  # noqa: T201
+    print(f"{name:34} {count / seconds:10,.0f} keys/s   {1e6 * (time.process_time() - cpu) / count:6.1f} µs of ours a key")
 
 
 async def measure(url: str, count: int, size: int, statements: int) -> None:
@@ -95,7 +95,7 @@ async def measure(url: str, count: int, size: int, statements: int) -> None:
         async def refresh(some: list[bytes], cost: Decimal = cost) -> None:
             await receipts.claim(page(some, "another-run", confirm=True, cost=cost, force=True, started_at=time.time()))
 
-        print(f"pages of {size}, {statements} at once, cost {cost}")  # noqa: T201
+        print(f"pages of {size}, {statements} at once, cost {cost}")
         await rate("claim and confirm, new", pages, claim, statements)
         await rate("claim, held by us", pages, claim, statements)
         await rate("renew", pages, renew, statements)

@@ -54,7 +54,7 @@ class Rig:
     """Start with ``with Rig(latency_ms=0) as rig``; everything is stopped and deleted at the end."""
 
     def __init__(self, *, copies: dict[str, int] | None = None) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="rowmill-bench-", dir="/tmp"))  # noqa: S108 - short, and the servers' users can reach it
+        self.folder = Path(tempfile.mkdtemp(prefix="rowmill-bench-", dir="/tmp"))
         self.servers = private_servers(self.folder / "servers")
         self.provider = ProviderProcess()
         self.copies = copies

@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -132,6 +133,7 @@ def main() -> int:
     given = parser.parse_args()
     load = ", ".join(f"{number:.1f}" for number in os.getloadavg())
     print(f"{platform.platform()}, Python {platform.python_version()}, {psutil.cpu_count()} cores; load before: {load}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped then, too
     with Rig() as rig:
         bench = Bench(rig, given)
         asyncio.run(bench.all())
