@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +32,33 @@ def broker_url() -> str:
             "`rowmill dev up` the servers alone"
         )
     return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """Both servers. ``control``: runs ``rabbitmqctl`` on the broker, where it is our own."""
+
+    broker_url: str
+    database_url: str
+    control: Callable[..., str] | None
+
+
+def servers() -> Found:
+    """Both servers that this project's commands use, whether or not they run.
+
+    Raises:
+        UnavailableError: one is neither configured nor was ever started here.
+
+    """
+    project = Project.find(Path.cwd())
+    settings = project.settings
+    broker, database = Servers(project.folder, broker_url=settings.broker, database_url=settings.database).nodes()
+    if broker is None or database is None:
+        raise UnavailableError(
+            f"no {'broker' if broker is None else 'database'} is configured for {project.folder}, and none was started there; "
+            "`rowmill up` starts servers and services"
+        )
+    return Found(broker.url, database.url, getattr(broker, "control", None))
 
 
 def asked(question: Callable[[str], Awaitable[ResultT]]) -> ResultT:

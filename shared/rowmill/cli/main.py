@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rowmill.cli import dev, dlq, plays, receipts, run, runs, serve, up
+from rowmill.cli import dev, dlq, doctor, plays, receipts, run, runs, serve, up
 from rowmill.errors import RowmillError, UsageError
 
 
@@ -73,6 +73,7 @@ def _options(context: typer.Context, *, debug: DebugOption = False, version: Ver
 app.command("run")(run.run)
 app.command("up")(up.up)
 app.command("serve")(serve.serve)
+app.command("doctor")(doctor.doctor)
 app.add_typer(plays.app, name="plays")
 app.add_typer(runs.app, name="runs")
 app.add_typer(dlq.app, name="dlq")

@@ -19,7 +19,7 @@ from rowmill.dev import compose, processes
 from rowmill.dev.compose import ComposeProject, ComposeServers
 from rowmill.dev.external import ExternalBroker, ExternalDatabase
 from rowmill.dev.install import Report, install_command, install_packages, missing_packages
-from rowmill.dev.nodes import ServerSet
+from rowmill.dev.nodes import BrokerNode, DatabaseNode, ServerSet
 from rowmill.dev.private import private_servers
 from rowmill.dev.state import locked, read_record, write_record
 from rowmill.errors import PackagesMissing
@@ -81,6 +81,11 @@ class Servers:
         found = self._recorded()
         broker = self._broker or (found.broker if found else None)
         return broker.url if broker is not None and broker.running else None
+
+    def nodes(self) -> tuple[BrokerNode | None, DatabaseNode | None]:
+        """The servers that this project uses, whether or not they run; None: it has none yet. Nothing is started."""
+        found = self._recorded()
+        return self._broker or (found.broker if found else None), self._database or (found.database if found else None)
 
     def stop(self) -> bool:
         """Stop what is ours, cleanly, keeping its data; whether there was anything to stop."""

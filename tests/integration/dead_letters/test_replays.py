@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from tests.e2e.stage import BOUND, SCALE, Books, ProviderProcess, Stage, leads, make_project
 
-from rowmill import registry
 from rowmill.client import Client, Job
 from rowmill.client.dead_letter_queues import letter_box
 from rowmill.client.dead_letters import Filter
@@ -64,10 +63,8 @@ def stage(
 async def client(stage: Stage) -> AsyncIterator[Client]:
     stage.provider.control(latency_ms=0)
     stage.provider.reset()
-    with registry.isolated():
-        async with stage.connected() as connected:
-            yield connected
-    sys.modules.pop("plays", None)
+    async with stage.connected() as connected:
+        yield connected
 
 
 @asynccontextmanager
@@ -93,11 +90,10 @@ async def undertaker(stage: Stage, pages: int) -> AsyncIterator[Callable[[], Any
 async def run_with_dead_pages(stage: Stage, client: Client, rows: list[dict[str, str]], dead_pages: int) -> Job:
     """Start a run of which so many pages die; returns once it is over."""
     run_id = f"run-{rows[0]['domain']}"
-    play = stage.play()
     pages = [rows[at : at + PAGE] for at in range(0, len(rows), PAGE)]
     for number, page in enumerate(pages):
         await client.bus.publish(InputPage(input_id=run_id, page=number, rows=[msgspec.Raw(msgspec.json.encode(row)) for row in page]), INPUTS)
-    await client.bus.publish(RunStart(run_id=run_id, play=play.name, input_ref={"leads": run_id}), RUNS_START)
+    await client.bus.publish(RunStart(run_id=run_id, play="leads", input_ref={"leads": run_id}), RUNS_START)
     job = await client.job(run_id)
     await until(lambda: opened(job))
     stage.kill9("row-executor")

@@ -1,0 +1,143 @@
+"""Looking at servers, services and queues: who answers, who consumes, what lies where."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from aio_pika.exceptions import ChannelNotFoundEntity
+
+from rowmill.dev.working_set import SIGNS
+from rowmill.doctor.auditing import SQL, reading
+from rowmill.doctor.findings import Finding
+from rowmill.errors import UnavailableError
+from rowmill.runtime.transport import TRANSPORT_ERRORS, AsTransportErrors, close, connect, redacted
+from rowmill_contracts.topology import WORK_QUEUES, dead, suspect
+
+ANSWER_SECONDS: Final = 15.0
+HEARTBEAT_SECONDS: Final = 10
+
+Control = Callable[..., str]
+"""Runs ``rabbitmqctl`` with these arguments, where the broker is our own: only it says what is unacknowledged."""
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """A work queue: messages ready, unacknowledged (None: not to be seen from here), consumers; its dead letters and suspects."""
+
+    queue: str
+    ready: int
+    unacknowledged: int | None
+    consumers: int
+    dead: int
+    suspects: int
+
+
+@dataclass
+class Health:
+    """``unfinished``: runs that are not over; ``delayed``: messages in delay queues. None: not known."""
+
+    broker: str
+    database: str
+    services: dict[str, bool] = field(default_factory=dict)
+    queues: list[QueueState] = field(default_factory=list)
+    unfinished: int | None = None
+    delayed: int | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def queued(self) -> int | None:
+        """Messages that rows may travel by; None: there may be some that cannot be seen from here."""
+        seen = sum(queue.ready + queue.suspects + (queue.unacknowledged or 0) for queue in self.queues)
+        return seen + self.delayed if self.delayed is not None else seen or None
+
+    def wrong(self, check: str, problem: str, advice: str) -> None:
+        self.findings.append(Finding(check, problem, advice))
+
+
+async def look(broker_url: str, database_url: str, control: Control | None = None) -> Health:
+    """Ask both servers. Never raises for what is wrong: that is what it finds."""
+    health = Health(redacted(broker_url), redacted(database_url))
+    await asyncio.gather(_look_at_broker(health, broker_url, control), _look_at_database(health, database_url))
+    judge(health)
+    return health
+
+
+async def _look_at_database(health: Health, url: str) -> None:
+    try:
+        async with reading(url) as connection:
+            health.unfinished = await connection.fetchval(SQL["unfinished"])
+    except UnavailableError as error:
+        health.wrong("database", f"{str(error)[:1].upper()}{str(error)[1:]}.", "Start it, or the services on it: `rowmill up`.")
+
+
+async def _look_at_broker(health: Health, url: str, control: Control | None) -> None:
+    try:
+        depths = await _depths(url)
+        listed = None if control is None else await asyncio.to_thread(_listed, url, control)
+    except ChannelNotFoundEntity:
+        health.wrong(
+            "broker", f"The broker at {health.broker} has no queues of rowmill's: no service has run on it yet.", "`rowmill up` starts them."
+        )
+        return
+    except (*TRANSPORT_ERRORS, UnavailableError) as error:
+        health.wrong("broker", f"No broker answers at {health.broker}: {error or error!r}.", "Start it: `rowmill up`, or see to ROWMILL_BROKER_URL.")
+        return
+    for work in WORK_QUEUES:
+        name = work.name
+        ready, consumers = depths[name]
+        unacknowledged = None if listed is None else listed.get(name, (0, 0))[1]
+        health.queues.append(QueueState(name, ready, unacknowledged, consumers, depths[dead(name)][0], depths[suspect(name)][0]))
+    if listed is not None:
+        health.delayed = sum(messages for name, (messages, _) in listed.items() if name.startswith("delay."))
+    health.services = {service: depths[queue][1] > 0 for service, queue in SIGNS.items()}
+
+
+async def _depths(url: str) -> dict[str, tuple[int, int]]:
+    """(messages ready, consumers) of every work queue and of what stands beside it."""
+    found: dict[str, tuple[int, int]] = {}
+    connection = await connect(url, name="rowmill doctor", heartbeat=HEARTBEAT_SECONDS, timeout=ANSWER_SECONDS)
+    try:
+        with AsTransportErrors():
+            async with asyncio.timeout(ANSWER_SECONDS):
+                channel = await connection.channel(publisher_confirms=False)
+                for work in WORK_QUEUES:
+                    for name in (work.name, dead(work.name), suspect(work.name)):
+                        result = (await channel.declare_queue(name, passive=True)).declaration_result
+                        found[name] = (result.message_count or 0, result.consumer_count or 0)
+    finally:
+        await close(connection)
+    return found
+
+
+def _listed(url: str, control: Control) -> Mapping[str, tuple[int, int]]:
+    """(messages, unacknowledged ones among them) of every queue, as the broker's own tool says."""
+    vhost = unquote(urlsplit(url).path.removeprefix("/")) or "/"
+    table = control("list_queues", "-q", "-p", vhost, "name", "messages", "messages_unacknowledged", "--no-table-headers")
+    lines = (line.rsplit("\t", 2) for line in table.splitlines() if line.count("\t") >= 2)
+    return {name: (int(messages), int(held)) for name, messages, held in lines}
+
+
+def judge(health: Health) -> None:
+    """Find what is wrong with what was seen."""
+    for service, runs in health.services.items():
+        if not runs:
+            health.wrong("services", f"Nobody runs the {service} service on this broker.", f"`rowmill serve {service}` starts it, `rowmill up` all.")
+    limits = {work.name: work.arguments.get("x-max-length", 0) for work in WORK_QUEUES}
+    idle = health.unfinished == 0
+    for queue in health.queues:
+        if queue.dead:
+            problem = f"{queue.dead} dead letter{'s lie' if queue.dead > 1 else ' lies'} in {dead(queue.queue)}."
+            health.wrong("dead letters", problem, f"`rowmill dlq list --group --queue {queue.queue}` says why; then replay or purge them.")
+        if queue.ready and not queue.consumers:
+            problem = f"{queue.ready} messages lie in {queue.queue}, and nobody consumes it."
+            health.wrong("queues", problem, "Start the service that it belongs to, or look why it does not consume (its log, /readyz).")
+        if queue.ready > limits[queue.queue] / 2:
+            problem = f"{queue.queue} holds {queue.ready} messages, over half of its bound."
+            health.wrong("queues", problem, "Start more of the service that consumes it; what is over the bound waits with its sender.")
+        if idle and queue.unacknowledged:
+            problem = f"{queue.unacknowledged} messages of {queue.queue} are unacknowledged although every run is over."
+            health.wrong("messages", problem, "If that lasts, restart the service that holds them; they are delivered again, and have one effect.")

@@ -1,0 +1,74 @@
+"""Which dead letters are meant, which are alike, and which can be replayed."""
+
+from __future__ import annotations
+
+import pytest
+
+from rowmill.client.dead_letters import DeadLetter, Filter, grouped
+from rowmill.client.replaying import REFUSED, refusal
+from rowmill.errors import UnknownName
+from rowmill_contracts.envelope import MESSAGES
+from rowmill_contracts.topology import EXECUTOR_ROWS
+
+NOW = 10_000.0
+
+
+def letter(message_id: str = "m-1", *, error: str = "boom", died: float | None = NOW - 100, message_type: str = "RowTasks.v1") -> DeadLetter:
+    return DeadLetter(
+        queue=EXECUTOR_ROWS,
+        message_id=message_id,
+        message_type=message_type,
+        error_type="ValueError",
+        error=error,
+        last_failure=died,
+        run_id="run-1",
+        play="leads",
+        tools=["p.t"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("chosen", "fits"),
+    [
+        (Filter(), True),
+        (Filter(run_id="run-1", play="leads", tool="p.t", error="ValueError", older_than=100, message_ids=("x", "m-")), True),
+        (Filter(run_id="run-2"), False),
+        (Filter(play="lead"), False),
+        (Filter(tool="p.u"), False),
+        (Filter(error="BOOM"), True),
+        (Filter(error="Value"), False),
+        (Filter(older_than=101), False),
+        (Filter(message_ids=("1",)), False),
+    ],
+)
+def test_a_letter_is_meant_if_it_fits_all_that_is_given(chosen: Filter, *, fits: bool) -> None:
+    assert chosen.fits(letter(), NOW) is fits
+
+
+def test_a_letter_that_does_not_say_when_it_died_is_older_than_anything() -> None:
+    assert Filter(older_than=1e9).fits(letter(died=None), NOW)
+
+
+def test_a_queue_is_named_with_or_without_dead_and_must_exist() -> None:
+    assert Filter(queue=f"{EXECUTOR_ROWS}.dead").queues() == Filter(queue=EXECUTOR_ROWS).queues() == [EXECUTOR_ROWS]
+    with pytest.raises(UnknownName):
+        Filter(queue="executor.rows").queues()
+
+
+def test_ids_and_numbers_do_not_tell_errors_apart() -> None:
+    errors = ["row 7 of 0011aabbccdd: no", "row 12 of ffee99887766: no", "row 7: yes"]
+    groups = grouped(letter(str(number), error=error, died=NOW - number) for number, error in enumerate(errors))
+    assert [(group.letters, group.example, group.first_failure, group.last_failure) for group in groups] == [
+        (2, errors[0], None, NOW),
+        (1, errors[2], None, NOW - 2),
+    ]
+
+
+def test_only_what_has_its_effect_although_nobody_waits_is_replayed() -> None:
+    replayable = {name.partition(".")[0] for name in MESSAGES} - set(REFUSED)
+    asked = {name for name in replayable if refusal(letter(message_type=f"{name}.v1")) is None}
+    work = {"RowTasks", "RowsSettled", "RowsParked", "RowsCommitted", "RunStart", "RunStop", "EventArrived"}
+    assert work <= asked
+    assert refusal(letter(message_type="RunStart.v9")) is None
+    assert refusal(letter(message_type="")) is None
+    assert "--force failed" in (refusal(letter(message_type="ToolCalls.v1")) or "")
