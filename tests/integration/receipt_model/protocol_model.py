@@ -16,8 +16,8 @@ QUEUED, RUNNING, SHARD = 10.0, 60.0, 6.0
 
 @dataclass(eq=False)
 class Told:
-    """A lease that its holder was told it has, and believes in until ``until`` at least. ``dispatch`` 0: not confirmed. ``over``: its holder has
-    given its outcome.
+    """A lease that its holder was told it has, and believes in until ``until`` at least. ``dispatch`` 0: not confirmed. ``outcome``: the request by
+    which its holder has given its outcome.
     """
 
     key: bytes
@@ -29,7 +29,7 @@ class Told:
     cost: Decimal
     until: float = 0.0
     dispatch: int = 0
-    over: bool = False
+    outcome: Any = None
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Ledger:
 
     def live(self, lease: Told, now: float) -> bool:
         """Whether nothing that may end this lease has happened."""
-        if lease.over or lease.until <= now:
+        if lease.outcome is not None or lease.until <= now:
             return False
         if lease.shard is not None and lease.term is not None and lease.term <= self.ended.get(lease.shard, 0):
             return False

@@ -18,15 +18,18 @@ from decimal import Decimal
 from typing import Any, Literal
 
 import asyncpg
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from rowmill.runtime.db import Database
-from rowmill_contracts.receipts import Claim, ClaimReceipts, HaltRun, LeaseShard
+from rowmill_contracts.receipts import Claim, ClaimReceipts, HaltRun, LeaseShard, ReplayReceipt, SettleReceipt
 from rowmill_contracts.tools import ToolFailure
 from rowmill_receipt_store.leases import Found, Wanted
+from rowmill_receipt_store.operating import Operating
+from rowmill_receipt_store.operator_store import OperatorStore
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Completed, Failed, Lease, Sought, Store
 
@@ -67,6 +70,7 @@ class World:
     loop: asyncio.AbstractEventLoop
     store: OvertakenStore
     receipts: Receipts
+    operating: Operating
     look: asyncpg.Connection[Any]
     steps: int = 0
     answers: Counter[str] = field(default_factory=Counter)
@@ -108,7 +112,7 @@ class History(RuleBasedStateMachine):
 
     # ---- time, death, runs, shards ------------------------------------------------------------------------------------------------------
 
-    @rule(what=st.sampled_from(["time"] * 4 + ["death", "run", "halt"] + ["shard"] * 2), number=pick, seldom=seldom)
+    @rule(what=st.sampled_from(["time"] * 4 + ["death", "run", "halt"] + ["shard", "operator"] * 2), number=pick, seldom=seldom)
     def something_happens(self, what: str, number: int, seldom: bool) -> None:
         match what:
             case "time":
@@ -121,6 +125,8 @@ class History(RuleBasedStateMachine):
                 cents = (None, 1, 4, 9)[number // 3 % 4]
                 if cents is not None:
                     self._do(self._halting(self.runs[number % 3], "resume", Decimal(cents) / 100))
+            case "operator":
+                self._do(self._deciding(self.keys[number % len(self.keys)], ("replay", "completed", "failed")[number // 3 % 3]))
             case "halt":
                 run = self.runs[number % 3]
                 resumes = self.ledger.run_states[run.run_id] != "running"
@@ -268,6 +274,38 @@ class History(RuleBasedStateMachine):
 
         return ask
 
+    def _deciding(self, key: bytes, what: str) -> Request:
+        """An operator who looks, and decides on what is of unknown outcome then."""
+
+        async def ask(_heard: bool) -> None:
+            ledger = self.ledger.keys[key]
+            name = key.hex()[:16]
+            row = await self.world.look.fetchrow("SELECT state, dispatch FROM receipts WHERE key = $1", key)
+            if row is None or row["state"] != "outcome_unknown":
+                if what == "replay":
+                    assert (await self.world.operating.replay(ReplayReceipt(receipt=name))).state in {"absent", "not_unknown", "decided"}
+                return
+            for lease in ledger.told.values():
+                lease.until = 0.0
+            dispatch = row["dispatch"]
+            ledger.settled.add(dispatch)
+            ledger.paid.add(dispatch)
+            if what == "replay":
+                settled = await self.world.operating.replay(ReplayReceipt(receipt=name))
+            elif what == "completed":
+                ledger.outputs[dispatch] = b'{"raw":"by hand"}'
+                settled = await self.world.operating.settle(SettleReceipt(receipt=name, outcome="completed", output=msgspec.Raw(b'"by hand"')))
+            else:
+                settled = await self.world.operating.settle(SettleReceipt(receipt=name, outcome="failed", message="no trace of it"))
+            self.world.answers[f"operator {what} {settled.state}"] += 1
+            assert settled.state == "decided"
+            if what == "completed":
+                assert settled.receipt is not None
+                assert settled.receipt.completed_at is not None
+                ledger.newest = (dispatch, settled.receipt.completed_at)
+
+        return ask
+
     def _leasing(self, holder: str, shard: int, *, release: bool) -> Request:
         async def ask(heard: bool) -> None:
             number = self._shard(shard)
@@ -327,7 +365,7 @@ class History(RuleBasedStateMachine):
                 assert key not in served, "a call was granted though a completed output serves it"
                 assert key not in failed, "a call was granted though it failed for good in this run"
                 told = self.ledger.keys[key].told.get(lease_id) or Told(key, lease_id, run.run_id, holder, number, term, cost)
-                if heard and not told.over:
+                if heard and told.outcome is None:
                     self._told(told, before, answer.dispatch)
 
         return ask
@@ -341,8 +379,8 @@ class History(RuleBasedStateMachine):
     def _told(self, lease: Told, before: float, dispatch: int) -> None:
         self.ledger.nobody_else(lease, self._now())
         ledger = self.ledger.keys[lease.key]
-        if dispatch and lease.dispatch:
-            assert lease.dispatch == dispatch, "one confirmation, two dispatch numbers"
+        if dispatch:  # it is the same, but where others had the lease since: a copy of its claim found the key free
+            assert dispatch >= lease.dispatch, "a dispatch number went back"
         lease.dispatch = max(lease.dispatch, dispatch)
         lease.until = max(lease.until, before + (RUNNING if lease.dispatch else QUEUED))
         if lease.lease_id not in ledger.told:
@@ -378,7 +416,8 @@ class History(RuleBasedStateMachine):
 
         async def complete(_heard: bool) -> None:
             output = b'"%s-%d%s"' % (lease.lease_id.encode(), dispatch, b"." * OUTPUT_LIMIT if what == "too large" else b"")
-            ledger.outputs[dispatch] = output
+            if what == "complete":
+                ledger.outputs.setdefault(dispatch, output)
             ledger.settled.add(dispatch)
             ledger.paid.add(dispatch)
             result = Completed(
@@ -409,6 +448,7 @@ class History(RuleBasedStateMachine):
                 failure=FAILURE,
                 refund=what == "refund",
             )
+            lease.until = 0.0
             answer = (await receipts.fail([failed]))[0]
             self.world.answers[f"{what} {answer.state}"] += 1
             if what == "refund":
@@ -420,8 +460,10 @@ class History(RuleBasedStateMachine):
         ends = act not in {confirm, renew}
 
         async def ask(heard: bool) -> None:
+            if lease.outcome not in {None, ask}:
+                return
             if ends and what != "unknown":
-                lease.over = True
+                lease.outcome = ask
                 self.leases = [other for other in self.leases if other is not lease]
             await act(heard)
 
@@ -436,7 +478,8 @@ def world(database_url: str) -> Iterator[World]:
     loop.run_until_complete(database.migrate("rowmill_receipt_store"))
     look = loop.run_until_complete(asyncpg.connect(database_url, server_settings={"search_path": SCHEMA}))
     store = OvertakenStore(database, queued_lease=QUEUED, running_lease=RUNNING, shard_lease=SHARD, answer_bytes=OUTPUT_LIMIT)
-    yield World(loop, store, Receipts(store, held_poll=0.25, output_limit=OUTPUT_LIMIT), look)
+    receipts = Receipts(store, held_poll=0.25, output_limit=OUTPUT_LIMIT)
+    yield World(loop, store, receipts, Operating(OperatorStore(database), receipts), look)
     loop.run_until_complete(look.close())
     loop.run_until_complete(database.close())
     loop.close()
