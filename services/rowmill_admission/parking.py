@@ -25,6 +25,7 @@ from rowmill_admission.store import runs as run_store
 from rowmill_admission.store import waits as wait_store
 from rowmill_admission.store.feeding import Fed, SentPage
 from rowmill_admission.store.waits import Wait
+from rowmill_contracts.counts import Problem
 from rowmill_contracts.rows import RowsSettled, SettledRow
 from rowmill_contracts.runs import RowsParked
 from rowmill_contracts.topology import SHEETS_SETTLE
@@ -112,9 +113,12 @@ class Parking:
         """Publish what is due and fits in the room; settle what has nothing to wait for. True where there may be more."""
         limit = self._settings.release_rows
         found = await wait_store.release_ended(self._database, limit)
-        room = min(limit, self._desk.free())
-        if room > 0:
-            found += await wait_store.release_due(self._database, room)
+        due = await wait_store.next_due(self._database)
+        if due is not None and due <= 0:
+            self._desk.refresh(await feeding.flights(self._database))  # rows that wait have left the room, whoever last looked
+            room = min(limit, self._desk.free())
+            if room > 0:
+                found += await wait_store.release_due(self._database, room)
         if not found:
             return False
         await self.publish(found)
@@ -147,7 +151,7 @@ class Parking:
                 await self.send_again(fed, sent, waits.returning(of_page, sent.first_index))
             except PageFailed as failed:
                 log.warning("page_not_sent_again", run_id=standing.dataset.run_id, page=sent.page, error=failed.problem.message)
-                return
+                await self._settle(fed, sent, of_page, failed.problem)
         await wait_store.released(self._database, standing.dataset.dataset_seq, of_page)
 
     async def send_again(self, fed: Fed, sent: SentPage, returning: dict[int, Return]) -> None:
@@ -161,7 +165,8 @@ class Parking:
         keyed = KeyedPage(cut, await self._sender.keys(fed, cut), frozenset(sent.duplicates))
         await self._sender.publish(fed, await self._sender.look_up(fed, keyed), returning)
 
-    async def _settle(self, fed: Fed, sent: SentPage, of_page: list[Wait]) -> None:
+    async def _settle(self, fed: Fed, sent: SentPage, of_page: list[Wait], problem: Problem | None = None) -> None:
+        """End rows that will not go on: cancelled with their run, or failed where their page cannot be looked up any more."""
         cut = await page_again(self._database, fed.standing.dataset.input_id, sent)
         rows = [
             SettledRow(
@@ -169,7 +174,8 @@ class Parking:
                 index=wait.row_index,
                 page=wait.page,
                 attempt=wait.attempt,
-                status="cancelled",
+                status="cancelled" if problem is None else "failed",
+                error=problem,
                 input=cut.rows[wait.row_index - sent.first_index],
             )
             for wait in of_page

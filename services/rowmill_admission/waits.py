@@ -49,8 +49,11 @@ def still_out(rows: int, first_index: int, waits: Mapping[int, Wait]) -> dict[in
 
 
 def sleep_for(next_due: float | None, poll: float, shortest: float) -> float:
-    """Seconds to sleep before looking again: to the next due row, but no longer than ``poll``."""
-    return poll if next_due is None else min(poll, max(shortest, next_due))
+    """Seconds to sleep before looking again: to the next due row, but no longer than ``poll``.
+
+    A row that is due and was not released waits for room, or for its run to be resumed; looking for it sooner would not help.
+    """
+    return poll if next_due is None or next_due <= 0 else min(poll, max(shortest, next_due))
 
 
 def parts(rows: Sequence[SettledRow]) -> Iterable[list[SettledRow]]:

@@ -52,7 +52,8 @@ def test_the_next_look_is_at_the_next_due_row_or_at_the_poll() -> None:
     assert waits.sleep_for(None, 0.25, 0.005) == 0.25
     assert waits.sleep_for(10.0, 0.25, 0.005) == 0.25
     assert waits.sleep_for(0.1, 0.25, 0.005) == 0.1
-    assert waits.sleep_for(-3.0, 0.25, 0.005) == 0.005
+    assert waits.sleep_for(0.001, 0.25, 0.005) == 0.005
+    assert waits.sleep_for(-3.0, 0.25, 0.005) == 0.25
 
 
 def test_settled_rows_are_cut_into_pages() -> None:
