@@ -20,7 +20,7 @@ from rowmill.plays import Play
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.runs import ReleaseRun, RunRecord
-from rowmill_row_executor.body_calls import BodyCalls
+from rowmill_row_executor.body_calls import BodyCalls, LeaseLost
 from rowmill_row_executor.body_context import BodyContext
 from rowmill_row_executor.dataset_calls import DatasetFailed
 from rowmill_row_executor.failures import problem_of
@@ -152,6 +152,8 @@ class BodyDriver:
                     await self._ended(lease, calls, body)
                 else:
                     await self._waits(lease, calls)
+        except LeaseLost:
+            log.warning("run_lease_lost", run_id=run.run_id, term=lease.term)
         finally:
             await drop(ctx, body, self._drop_patience)
 
