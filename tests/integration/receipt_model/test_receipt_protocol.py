@@ -190,6 +190,17 @@ class History(RuleBasedStateMachine):
     def a_newer_lease_goes_on(self, which: int, what: str, lost: bool, meanwhile: str | None, number: int) -> None:
         self._go_on(which, what, lost=lost, meanwhile=meanwhile, number=number)
 
+    @precondition(lambda self: self._overtaken())
+    @rule(which=pick, what=st.sampled_from(["complete"] * 3 + ["fail", "refund", "release", "unknown", "renew"]), lost=seldom)
+    def an_outcome_comes_late(self, which: int, what: str, lost: bool) -> None:
+        overtaken = self._overtaken()
+        self._do(self._going_on(overtaken[which % len(overtaken)], what), lost=lost)
+
+    def _overtaken(self) -> list[Told]:
+        """Leases under which something may have been sent, of keys of which others have had leases since."""
+        newest = {lease.key: lease for lease in self.leases}
+        return [lease for lease in self.leases if lease.dispatch and newest[lease.key] is not lease]
+
     def _go_on(self, which: int, what: str, *, lost: bool, meanwhile: str | None, number: int) -> None:
         lease = self.leases[-1 - which % len(self.leases)]
         self._do(self._going_on(lease, what), lost=lost, meanwhile=self._overtaking(meanwhile, number))
