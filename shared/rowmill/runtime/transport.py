@@ -26,7 +26,8 @@ CLOSE_SECONDS: Final = 2.0
 class AsTransportErrors:
     """``with AsTransportErrors():`` around the library's calls.
 
-    A closed connection also shows as a RuntimeError, a StopAsyncIteration, a plain Exception, and as a CancelledError where nobody cancelled: the library cancels who
+    A closed connection also shows as a RuntimeError, a StopAsyncIteration, a plain Exception, and as a CancelledError where nobody
+    cancelled: the library cancels who
     waits for its answers. The last would end a task of ours without a trace. All become a ConnectionError.
     """
 
@@ -36,7 +37,9 @@ class AsTransportErrors:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None or error is None:
             return
-        closed = type(error) in {Exception, StopAsyncIteration} or (isinstance(error, RuntimeError) and not isinstance(error, (NotImplementedError, RecursionError)))
+        closed = type(error) in {Exception, StopAsyncIteration} or (
+            isinstance(error, RuntimeError) and not isinstance(error, (NotImplementedError, RecursionError))
+        )
         if closed:
             raise ConnectionError(f"the connection is closed: {error!r}") from error
         if isinstance(error, asyncio.CancelledError):
