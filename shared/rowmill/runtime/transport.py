@@ -27,8 +27,8 @@ class AsTransportErrors:
     """``with AsTransportErrors():`` around the library's calls.
 
     A closed connection also shows as a RuntimeError, a StopAsyncIteration, a plain Exception, and as a CancelledError where nobody
-    cancelled: the library cancels who
-    waits for its answers. The last would end a task of ours without a trace. All become a ConnectionError.
+    cancelled: the library cancels who waits for its answers. The last would end a task of ours without a trace. All become a
+    ConnectionError.
     """
 
     def __enter__(self) -> None:
