@@ -84,3 +84,16 @@ async def test_pages_and_rows_are_found_by_index_in_small_and_large_tables(datab
             assert "Seq Scan" not in text, f"{name}:\n{text}"
             assert "Index" in text, f"{name}:\n{text}"
             await connection.execute("DEALLOCATE checked")
+
+
+@pytest.mark.parametrize("statement", ["SELECT pg_advisory_lock(77)", "SELECT pg_advisory_lock(77), 1 / 0"])
+async def test_what_a_foreign_statement_takes_for_its_session_does_not_outlive_it(database: Database, statement: str) -> None:
+    async def work(connection: Connection) -> None:
+        await connection.execute(statement)
+
+    try:
+        await database.transact(work, foreign=True)
+    except asyncpg.DivisionByZeroError:
+        pass
+    held = await database.fetch("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 77")
+    assert not held
