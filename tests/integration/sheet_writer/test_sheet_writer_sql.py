@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import AsyncIterator
@@ -91,9 +92,7 @@ async def test_what_a_foreign_statement_takes_for_its_session_does_not_outlive_i
     async def work(connection: Connection) -> None:
         await connection.execute(statement)
 
-    try:
+    with contextlib.suppress(asyncpg.DivisionByZeroError):
         await database.transact(work, foreign=True)
-    except asyncpg.DivisionByZeroError:
-        pass
     held = await database.fetch("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 77")
     assert not held
