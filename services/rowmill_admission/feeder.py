@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -97,12 +97,20 @@ class Feeder:
         self._tools.desk.enter(self._dataset, self._fed.org)
         try:
             async with asyncio.TaskGroup() as group:
-                producer = group.create_task(self._produce(group))
-                group.create_task(self._store_in_order(producer))
+                producer = group.create_task(self._to_its_end(self._produce(group)))
+                group.create_task(self._to_its_end(self._store_in_order(producer)))
         except* LeaseLost:
             log.info("feeder_lease_lost", run_id=self._dataset.run_id, dataset=self._dataset.dataset, term=self.lease.term)
         finally:
             self._tools.desk.leave(self.lease.dataset_seq)
+
+    async def _to_its_end(self, part: Coroutine[Any, Any, None]) -> None:
+        """A part that fails ends the others by word as well as by cancellation, which a library may swallow (see `cancelling`)."""
+        try:
+            await part
+        except BaseException:
+            self.lose()
+            raise
 
     # ---- producing --------------------------------------------------------------------------------------------------------------------
 
@@ -110,8 +118,9 @@ class Feeder:
         if self._fed.input_state == "failed":
             self._problem = self._fed.input_error or Problem(code="input", message=f"input {self._dataset.input_id!r} failed")
         elif not self._must_end() or self.lease.term > 1:
-            async for digests in feeding.digests(self._tools.database, self.lease.dataset_seq):
-                self._seen.restore(digests)
+            if self._place.page > 0:
+                async for digests in feeding.digests(self._tools.database, self.lease.dataset_seq):
+                    self._seen.restore(digests)
             await self._produce_pages(group)
         self._exhausted = True
         self._moved.set()
@@ -144,7 +153,7 @@ class Feeder:
                     return
             self._under_way.append(_UnderWay(page, group.create_task(self._look_up_and_publish(keyed))))
             self._moved.set()
-            while len(self._under_way) >= settings.pages_under_way:
+            while len(self._under_way) >= settings.pages_under_way and not self._lost:
                 await self._move()
 
     async def _move(self) -> None:
@@ -183,7 +192,7 @@ class Feeder:
         """Whether the sheet-writer has rows on record that an earlier feeder did not get to publish and store: they are published still."""
         if self._lost or self.lease.term <= 1:
             return False
-        while self._under_way:
+        while self._under_way and not self._lost:
             await self._move()
         request = ReadCounts(run_id=self._dataset.run_id, dataset=self._dataset.dataset)
         recorded = await self._tools.sender.persist(lambda: self._tools.bus.ask(request, SHEETS_ASKS, RowsCommitted))

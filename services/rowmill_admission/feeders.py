@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from rowmill.errors import UnavailableError
+from rowmill_admission.cancelling import cancel_all
 from rowmill_admission.datasets import Dataset
 from rowmill_admission.feeder import Feeder, FeederTools
 from rowmill_admission.store import feeding
@@ -37,9 +38,9 @@ class Feeders:
         """End every feeder where it is, and let others take over at once."""
         self._stopping = True
         leases = [feeder.lease for feeder in self._feeders.values()]
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for feeder in self._feeders.values():
+            feeder.lose()
+        await cancel_all(self._tasks)
         if leases:
             with contextlib.suppress(UnavailableError):
                 await feeding.release(self._tools.database, leases)

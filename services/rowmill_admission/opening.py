@@ -27,7 +27,7 @@ class Opening:
         self._on_opened = on_opened
 
     async def open(self, request: OpenDataset) -> DatasetOpened:
-        await self._database.transact(lambda connection: input_store.ensure(connection, request.input_id))
+        await input_store.ensure(self._database, request.input_id)
 
         async def work(connection: Connection) -> tuple[DatasetOpened, bool]:
             run = await run_store.lock(connection, request.run_id)

@@ -15,6 +15,7 @@ import structlog
 from rowmill.errors import MalformedMessage, UnavailableError
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.db import Database
+from rowmill_admission.cancelling import cancel_all
 from rowmill_admission.store import owed as owed_store
 from rowmill_contracts.envelope import Message, decode
 from rowmill_contracts.receipts import RunHalted
@@ -71,10 +72,7 @@ class Postman:
     async def stop(self) -> None:
         """Leave what is not confirmed to the next start."""
         self._stopped = True
-        tasks = list(self._sending.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._sending.values())
 
     async def _send_all(self, run_id: str) -> None:
         try:

@@ -15,16 +15,15 @@ from rowmill_admission.store.feeding import Place, SentPage
 
 @dataclass(frozen=True, slots=True)
 class CutPage:
-    """Rows ``place.index`` to ``place.index + len(rows) - 1`` of the run's input, and where the page after it begins."""
+    """Rows ``place.index`` to ``place.index + len(rows) - 1`` of the run's input, and where the page after it begins.
+
+    ``size``: bytes of the rows' JSON.
+    """
 
     place: Place
     rows: list[msgspec.Raw]
     following: Place
-
-    @property
-    def size(self) -> int:
-        """Bytes of the rows' JSON."""
-        return sum(memoryview(row).nbytes for row in self.rows)
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,8 @@ class Cutting:
             begin = Place(page=number, index=index, input_page=input_page, input_offset=offset)
             number, index, offset = number + 1, index + len(part), offset + len(part)
             end = (input_page + 1, 0) if offset == len(rows) else (input_page, offset)
-            yield CutPage(begin, list(part), Place(page=number, index=index, input_page=end[0], input_offset=end[1]))
+            size = sum(memoryview(row).nbytes for row in part)
+            yield CutPage(begin, list(part), Place(page=number, index=index, input_page=end[0], input_offset=end[1]), size)
 
 
 async def pages_from(
@@ -72,4 +72,4 @@ async def page_again(database: Database, input_id: str, sent: SentPage) -> CutPa
     [(_, body)] = await input_store.pages_from(database, input_id, sent.input_page, 1, 1)
     rows = inputs.rows_of(body)[sent.input_offset : sent.input_offset + sent.rows]
     place = Place(page=sent.page, index=sent.first_index, input_page=sent.input_page, input_offset=sent.input_offset)
-    return CutPage(place, rows, place)
+    return CutPage(place, rows, place, sent.size)

@@ -13,6 +13,7 @@ from rowmill.errors import UnavailableError
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.db import Connection, Database
 from rowmill_admission import halting, waits
+from rowmill_admission.cancelling import cancel_all
 from rowmill_admission.owed import Postman
 from rowmill_admission.page_cutting import page_again
 from rowmill_admission.room_desk import RoomDesk
@@ -54,8 +55,7 @@ class Parking:
 
     async def stop(self) -> None:
         if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.gather(self._loop, return_exceptions=True)
+            await cancel_all([self._loop])
 
     async def store(self, parked: RowsParked) -> None:
         """Keep rows while they wait. ``halted`` rows have no due time, and their run waits with them until it is resumed or stopped."""

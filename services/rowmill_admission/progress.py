@@ -10,6 +10,7 @@ from rowmill.errors import UnavailableError
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import Clock
 from rowmill.runtime.db import Database
+from rowmill_admission.cancelling import cancel_all
 from rowmill_admission.datasets import Dataset, told
 from rowmill_admission.store import datasets as dataset_store
 
@@ -39,10 +40,7 @@ class ProgressTeller:
 
     async def stop(self) -> None:
         self._stopped = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
     async def _tell(self, dataset_seq: int) -> None:
         try:

@@ -4,22 +4,19 @@
 -- RunStart and RunStop of one run may arrive at once, before there is a row to lock.
 SELECT pg_advisory_xact_lock(hashtextextended($1, 0))
 
--- name: run_by_identity
--- The newest run that this message may be a repetition of, and how old it is.
-SELECT run_id, extract(epoch FROM now() - created_at)::float8 AS age, (SELECT count(*) FROM runs WHERE identity = $1) AS runs
-FROM runs WHERE identity = $1 ORDER BY number DESC LIMIT 1
+-- name: known_of_identity
+-- Of the newest run that this message may be a repetition of, how old it is; how many there are; a stop that came before.
+SELECT (SELECT extract(epoch FROM now() - created_at)::float8 FROM runs WHERE identity = $1 ORDER BY number DESC LIMIT 1) AS age,
+       (SELECT count(*) FROM runs WHERE identity = $1) AS runs, (SELECT reason FROM stops WHERE run_id = $1) AS stop_reason
 
 -- name: insert_run
 INSERT INTO runs (run_id, identity, org, play, state, input, inputs, options, stop_reason, finished_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, CASE WHEN $5 = 'cancelled' THEN now() END)
 ON CONFLICT (run_id) DO NOTHING
-RETURNING number, extract(epoch FROM created_at)::float8 AS created_at
+RETURNING *, false AS lease_live, extract(epoch FROM created_at)::float8 AS created, extract(epoch FROM finished_at)::float8 AS finished
 
 -- name: insert_run_inputs
 INSERT INTO run_inputs (input_id, run_id) SELECT input_id, $2 FROM unnest($1::text[]) AS input_id ON CONFLICT DO NOTHING
-
--- name: stop_of
-SELECT reason FROM stops WHERE run_id = $1
 
 -- name: insert_stop
 INSERT INTO stops (run_id, reason) VALUES ($1, $2) ON CONFLICT (run_id) DO NOTHING
@@ -144,6 +141,10 @@ SELECT * FROM inputs WHERE input_id = ANY($1::text[]) ORDER BY input_id FOR UPDA
 -- A run that starts with an input gives it the full time to be sealed.
 UPDATE inputs SET changed_at = now() WHERE input_id = ANY($1::text[]) AND state = 'open'
 
+-- name: insert_whole_input
+INSERT INTO inputs (input_id, state, pages, rows, seal_pages, seal_rows) VALUES ($1, 'sealed', $2, $3, $2, $3)
+ON CONFLICT (input_id) DO NOTHING RETURNING input_id
+
 -- name: insert_input_pages
 INSERT INTO input_pages (input_id, page, rows, digest, body)
 SELECT * FROM unnest($1::text[], $2::int[], $3::int[], $4::bytea[], $5::bytea[]) ON CONFLICT DO NOTHING RETURNING input_id, page, rows
@@ -189,9 +190,6 @@ ON CONFLICT (run_id, dataset) DO NOTHING RETURNING extract(epoch FROM opened_at)
 
 -- name: dataset_by_name
 SELECT * FROM datasets WHERE run_id = $1 AND dataset = $2
-
--- name: dataset_by_seq
-SELECT * FROM datasets WHERE dataset_seq = $1
 
 -- name: lock_datasets
 SELECT * FROM datasets WHERE dataset_seq = ANY($1::bigint[]) ORDER BY dataset_seq FOR UPDATE

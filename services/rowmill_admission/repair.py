@@ -11,6 +11,7 @@ from rowmill.errors import UnavailableError
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.db import Connection, Database
 from rowmill_admission import runs, waits
+from rowmill_admission.cancelling import cancel_all
 from rowmill_admission.counting import Counting
 from rowmill_admission.endings import close_those_over, end_run
 from rowmill_admission.owed import Postman
@@ -57,8 +58,7 @@ class Repair:
 
     async def stop(self) -> None:
         if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.gather(self._loop, return_exceptions=True)
+            await cancel_all([self._loop])
 
     async def _look_for_ever(self) -> None:
         self._postman.wake(await self._owing(0.0))  # what an instance that died left behind

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from rowmill.runtime.db import Database
+from rowmill_admission.cancelling import cancel_all
 from rowmill_admission.datasets import Dataset
 from rowmill_admission.rooms import Ask, Rooms
 from rowmill_admission.store import feeding
@@ -78,8 +79,7 @@ class RoomDesk:
 
     async def stop(self) -> None:
         if self._poller is not None:
-            self._poller.cancel()
-            await asyncio.gather(self._poller, return_exceptions=True)
+            await cancel_all([self._poller])
 
     def free(self) -> int:
         """Rows that fit in the common room now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -11,7 +11,7 @@ from rowmill.runtime.db import Connection, Database
 from rowmill.runtime.deliveries import Delivery, Rejected
 from rowmill_admission import inputs, runs
 from rowmill_admission.datasets import Dataset, summary
-from rowmill_admission.endings import counts_of, end_run, want_advance
+from rowmill_admission.endings import end_run, want_advance
 from rowmill_admission.owed import Owed, Postman
 from rowmill_admission.runs import Run
 from rowmill_admission.settings import AdmissionSettings
@@ -73,39 +73,37 @@ class Runs:
 
         async def work(connection: Connection) -> list[str]:
             await run_store.serialise(connection, identity.text)
-            age, earlier = await run_store.last_of_identity(connection, identity.text)
+            age, earlier, stop_reason = await run_store.known_of_identity(connection, identity.text)
             run_id = runs.run_id_for(identity, age, earlier, self._settings.same_body_window)
             if run_id is None:
                 return [identity.text]
-            stop_reason = await run_store.stop_of(connection, run_id)
             staged = _staged_inputs(start, run_id)
             org = start.org or self._settings.default_org
-            if not await run_store.insert(connection, run_id, identity.text, start, org, staged, stop_reason):
-                return [run_id]
-            if start.rows is not None:
-                await store_whole(connection, staged[0].input_id, [replace(page, input_id=staged[0].input_id) for page in pages])
-            return await self._begin(connection, run_id, staged)
+            run = await run_store.insert(connection, run_id, identity.text, start, org, staged, stop_reason)
+            if run is not None:
+                if start.rows is not None:
+                    await store_whole(connection, staged[0].input_id, [replace(page, input_id=staged[0].input_id) for page in pages])
+                await self._begin(connection, run, [] if start.rows is not None else [each.input_id for each in staged])
+            return [run_id]
 
         self._postman.wake(await self._database.transact(work))
 
-    async def _begin(self, connection: Connection, run_id: str, staged: list[StagedInput]) -> list[str]:
-        """What a run that was just stored owes: its first event, its budget at the receipt-store, then its body."""
-        run = await run_store.lock(connection, run_id)
-        if run is None:
-            return []
+    async def _begin(self, connection: Connection, run: Run, staged: Sequence[str]) -> None:
+        """What a run that was just stored owes: its first event, its budget at the receipt-store, then its body. ``staged``: by clients."""
         if run.over:
             await owed.add(connection, runs.told(run, "cancelled", runs.total([])), _halt(run, "stop", run.stop_reason or ""))
-            return [run_id]
-        known = await input_store.lock(connection, [each.input_id for each in staged])
-        await input_store.touch(connection, list(known))
-        await owed.add(connection, runs.told(run, "queued", runs.total([])))
+            return
+        known = await input_store.lock(connection, staged) if staged else {}
         failed = next((each.error for each in known.values() if each.state == "failed"), None)
+        queued = runs.told(run, "queued", runs.total([]))
         if failed is not None:
-            return await end_run(connection, run, "failed", error=failed)
-        if run.options.budget is not None:
-            await owed.add(connection, _halt(run, "resume", "budget"))
-        await owed.add(connection, runs.advance(run_id, "started"))
-        return [run_id]
+            await owed.add(connection, queued)
+            await end_run(connection, run, "failed", error=failed)
+            return
+        if staged:
+            await input_store.touch(connection, list(known))
+        budget = [] if run.options.budget is None else [_halt(run, "resume", "budget")]
+        await owed.add(connection, queued, *budget, runs.advance(run.run_id, "started"))
 
     async def stop(self, request: RunStop) -> None:
         """Store a stop for good, for a run known or not; tell the receipt-store."""
@@ -160,9 +158,10 @@ class Runs:
             term = run.term
             if verdict == "taken":
                 term = await run_store.take(connection, run.run_id, request.lease_id, self._settings.run_lease)
-                if run.state != "running":
-                    await owed.add(connection, runs.told(run, "running", await counts_of(connection, run.run_id)))
-            record = await _record(connection, run)
+            stored = await dataset_store.of_runs(connection, [run.run_id])
+            if verdict == "taken" and run.state != "running":
+                await owed.add(connection, runs.told(run, "running", runs.total([each.counts for each in stored])))
+            record = await _record(connection, run, stored)
             return RunTaken(outcome="taken", term=term, lease_seconds=self._settings.run_lease, run=record), [run.run_id]
 
         answer, woken = await self._database.transact(work)
@@ -174,7 +173,8 @@ class Runs:
         run = await run_store.read(connection, run_id)
         if run is None:
             return RunTaken(outcome="unknown")
-        return RunTaken(outcome="over" if run.stopped else "taken", run=await _record(connection, run))
+        stored = await dataset_store.of_runs(connection, [run_id])
+        return RunTaken(outcome="over" if run.stopped else "taken", run=await _record(connection, run, stored))
 
     async def renew(self, request: RenewRun) -> TermAnswer:
         async def work(connection: Connection) -> TermAnswer:
@@ -267,9 +267,8 @@ def _accounts(stored: list[Dataset]) -> Problem | None:
     return next((found for each in stored if each.state != "open" and (found := runs.mismatch(each.dataset, each.counts))), None)
 
 
-async def _record(connection: Connection, run: Run) -> RunRecord:
+async def _record(connection: Connection, run: Run, stored: Sequence[Dataset]) -> RunRecord:
     """What an executor replays. ``code_digest``: of the code that the run's first dataset was opened with, which the rest of it needs, too."""
-    stored = await dataset_store.of_runs(connection, [run.run_id])
     return RunRecord(
         run_id=run.run_id,
         number=run.number,

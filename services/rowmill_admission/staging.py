@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from rowmill.runtime.db import Connection, Database
+from rowmill.runtime.deliveries import Rejected
 from rowmill_admission import inputs
 from rowmill_admission.endings import fail_input
 from rowmill_admission.inputs import Input, StoredPage
@@ -107,10 +108,13 @@ class Staging:
 
 
 async def store_whole(connection: Connection, input_id: str, pages: Sequence[StoredPage]) -> None:
-    """Store an input that is whole already (the rows of a `RunStart`), in the caller's transaction."""
-    await input_store.lock(connection, [input_id])
-    new = await input_store.insert_pages(connection, pages)
-    rows = sum(count for _, _, count in new)
-    await input_store.raise_counts(connection, input_id, len(new), rows)
-    await input_store.note_seal(connection, InputSealed(input_id=input_id, pages=len(pages), rows=rows))
-    await input_store.end(connection, input_id, "sealed")
+    """Store an input that is whole already (the rows of a `RunStart`), in the caller's transaction.
+
+    Raises:
+        Rejected: somebody staged something under its id, which is admission's to give.
+
+    """
+    if not await input_store.insert_whole(connection, input_id, len(pages), sum(page.rows for page in pages)):
+        raise Rejected(f"the rows of this run are kept as input {input_id!r}, under which something was staged before")
+    if pages:
+        await input_store.insert_pages(connection, pages)

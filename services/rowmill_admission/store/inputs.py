@@ -43,6 +43,11 @@ async def touch(connection: Connection, input_ids: Sequence[str]) -> None:
     await connection.execute(SQL["touch_inputs"], sorted(set(input_ids)))
 
 
+async def insert_whole(connection: Connection, input_id: str, pages: int, rows: int) -> bool:
+    """Store an input that is sealed from the start; False where that id is taken."""
+    return await connection.fetchrow(SQL["insert_whole_input"], input_id, pages, rows) is not None
+
+
 async def insert_pages(connection: Connection, pages: Sequence[StoredPage]) -> list[tuple[str, int, int]]:
     """Store pages (no two of one number); returns (input, page, rows) of those that were new."""
     rows = await connection.fetch(
@@ -94,9 +99,9 @@ async def pages_from(database: Database, input_id: str, page: int, max_pages: in
     return [(row["page"], row["body"]) for row in rows]
 
 
-async def ensure(connection: Connection, input_id: str) -> None:
+async def ensure(database: Database, input_id: str) -> None:
     """Begin to count the time in which the input must be sealed, if nothing of it has come yet."""
-    await connection.execute(SQL["ensure_inputs"], [input_id])
+    await database.execute(SQL["ensure_inputs"], [input_id])
 
 
 async def sealed_rows(connection: Connection, input_id: str) -> int | None:

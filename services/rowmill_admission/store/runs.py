@@ -59,16 +59,16 @@ async def serialise(connection: Connection, run_id: str) -> None:
     await connection.execute(SQL["lock_run_id"], run_id)
 
 
-async def last_of_identity(connection: Connection, identity: str) -> tuple[float | None, int]:
-    """Age in seconds of the newest run of that identity (None: there is none), and how many there are."""
-    row = await connection.fetchrow(SQL["run_by_identity"], identity)
-    return (None, 0) if row is None else (row["age"], row["runs"])
+async def known_of_identity(connection: Connection, identity: str) -> tuple[float | None, int, str | None]:
+    """Age in seconds of the newest run of that identity (None: there is none), how many there are, and a stop that came before the first."""
+    row = await connection.fetchrow(SQL["known_of_identity"], identity)
+    return (None, 0, None) if row is None else (row["age"], row["runs"], row["stop_reason"])
 
 
 async def insert(
     connection: Connection, run_id: str, identity: str, start: RunStart, org: str, inputs: Sequence[StagedInput], stop_reason: str | None
-) -> bool:
-    """Store a new run; False where that id is taken."""
+) -> Run | None:
+    """Store a new run, which is ours alone until the transaction ends; None where that id is taken."""
     row = await connection.fetchrow(
         SQL["insert_run"],
         run_id,
@@ -83,13 +83,7 @@ async def insert(
     )
     if row is not None and inputs:
         await connection.execute(SQL["insert_run_inputs"], sorted({staged.input_id for staged in inputs}), run_id)
-    return row is not None
-
-
-async def stop_of(connection: Connection, run_id: str) -> str | None:
-    """The reason of a RunStop that was stored for this id."""
-    reason: str | None = await connection.fetchval(SQL["stop_of"], run_id)
-    return reason
+    return None if row is None else _run(row)
 
 
 async def insert_stop(connection: Connection, run_id: str, reason: str) -> None:

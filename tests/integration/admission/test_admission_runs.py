@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from decimal import Decimal
 from functools import partial
 from typing import Any
 
-import aio_pika
 import pytest
 from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, raw, rows, settled
 
-from rowmill_admission.settings import AdmissionSettings
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.events import DatasetEvent
 from rowmill_contracts.rows import RowTasks, SettledRow
@@ -31,7 +28,7 @@ from rowmill_contracts.runs import (
     TakeRun,
     TermAnswer,
 )
-from rowmill_contracts.topology import ADMISSION_ASKS, EXCHANGE, RUNS_START, RUNS_STOP
+from rowmill_contracts.topology import ADMISSION_ASKS, RUNS_START, RUNS_STOP
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("admission")]
 
@@ -77,21 +74,6 @@ async def test_a_run_without_an_id_is_named_by_its_message(neighbours: Neighbour
         await neighbours.bus.publish(RunStart(play="leads", rows=rows(1)), RUNS_START, message_id=message_id)
     await neighbours.until(lambda: neighbours.ended(message_id))
     assert neighbours.states(message_id).count("queued") == 1
-
-
-async def test_a_run_without_any_id_is_named_by_its_body(neighbours: Neighbours, settings: AdmissionSettings) -> None:
-    body = b'{"play":"leads","rows":[{"id":"%b"}]}' % new_run_id().encode()
-    connection = await aio_pika.connect(settings.broker_url)
-    async with connection:
-        exchange = await (await connection.channel()).get_exchange(EXCHANGE, ensure=False)
-        for _ in range(2):
-            await exchange.publish(aio_pika.Message(body, type="RunStart.v1"), RUNS_START)
-    run_id = hashlib.sha256(body).hexdigest()[:32]
-    await neighbours.until(lambda: neighbours.ended(run_id))
-    await neighbours.start(marker := new_run_id(), rows=[])
-    await neighbours.until(lambda: neighbours.ended(marker))
-    assert neighbours.states(run_id).count("queued") == 1
-    assert len(neighbours.sent(run_id)) == 1
 
 
 async def test_a_body_learns_with_which_code_its_datasets_were_opened(neighbours: Neighbours) -> None:
