@@ -121,6 +121,8 @@ class Bus:
             await self._suspects.stop(0.0)
         for task in self._handling:
             task.cancel()
+        if session is not None:
+            session.end("closed by us")  # ends the watch also where the library swallows the cancellation (`asyncio.wait_for` before 3.12)
         if self._runner is not None:
             self._runner.cancel()
             await asyncio.gather(self._runner, return_exceptions=True)
