@@ -84,7 +84,7 @@ class Hand:
             unsent=len(message.calls),
         )
         self._pages[page] = None
-        page.done.add_done_callback(lambda _: self._pages.pop(page, None))
+        page.done.add_done_callback(lambda _: self._over(page))
         if not message.calls:
             page.done.set_result(None)
         deadline = now + self._hold
@@ -98,6 +98,10 @@ class Hand:
                     self.forget(call.flight)
                 self._fail(call, "", _own_failure(call.item.tool, "", "gateway", f"the gateway failed: {type(error).__name__}", "definition"))
         return page
+
+    def _over(self, page: Page) -> None:
+        self._pages.pop(page, None)
+        page.calls = []  # they know their page: together they would stay until the collector comes, which is seldom
 
     def _join(self, call: Call) -> None:
         item = call.item
