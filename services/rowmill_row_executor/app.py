@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from rowmill.runtime.bus import Bus
@@ -17,6 +16,7 @@ from rowmill_row_executor.foreign_code import ForeignCode
 from rowmill_row_executor.handlers import AdvanceHandler, ControlHandler, KeysHandler, RowsHandler
 from rowmill_row_executor.leases import LeaseThread, admission_of
 from rowmill_row_executor.loop_watch import LoopWatch
+from rowmill_row_executor.resolver_threads import ResolverThreads
 from rowmill_row_executor.row_runner import RowRunner
 from rowmill_row_executor.settings import RowExecutorSettings
 from rowmill_row_executor.settling import BusSettler
@@ -33,7 +33,7 @@ class App:
         self._code = code
         self._clock = SystemClock()
         self._bus = Bus(self._settings, service=self.name)
-        self._threads = ThreadPoolExecutor(self._settings.blocking_threads, thread_name_prefix="resolver")
+        self._threads = ResolverThreads(self._settings.blocking_threads)
         self._desk = BusCallDesk(self._bus, self._settings, self._clock)
         self._leases = LeaseThread(lambda: admission_of(self._settings), self._clock)
         self._watch = LoopWatch(self._clock, limit=self._settings.hold_warning)
@@ -51,7 +51,9 @@ class App:
             code=self._code or loaded(settings),
             threads=self._threads,
         )
-        self._runner = RowRunner(engine.settler, clock, rows_at_once=settings.rows_at_once, loop_slice=settings.loop_slice)
+        self._runner = RowRunner(
+            engine.settler, clock, rows_at_once=settings.rows_at_once, row_timeout=settings.row_timeout, loop_slice=settings.loop_slice
+        )
         foreign = ForeignCode(engine.code, bus, clock, patience=settings.foreign_code_patience)
         captures = Captures(engine, settings)
         driver = BodyDriver(engine, self._leases, drop_patience=settings.body_drop_patience)

@@ -17,6 +17,12 @@ class RowTooLarge(RowmillError):
     code = "row_too_large"
 
 
+class RowTimeout(RowmillError):
+    """A row took longer than a row may be worked at a time."""
+
+    code = "row_timeout"
+
+
 class RowFailure(Exception):
     """Carries the error of a column (None: of the row itself) to where the row is settled; authors never see it. ``row``: index in the input."""
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 
 import structlog
 
 from rowmill.datasets import DatasetProgram
 from rowmill.runtime.clock import Clock
+from rowmill.runtime.limits import end_process
 from rowmill_contracts.rows import RowTask, SettledRow
 from rowmill_contracts.runs import ParkedRow
 from rowmill_row_executor.endings import Parked
+from rowmill_row_executor.failures import RowTimeout, problem_of
 from rowmill_row_executor.fairness import RoundRobin
 from rowmill_row_executor.ports import DatasetOfRun, Settler, Ticket
 from rowmill_row_executor.row_work import RowWork
@@ -27,6 +29,10 @@ log = structlog.get_logger()
 
 _STOPPED_RUNS = 10_000
 """Runs of which it is remembered that they were stopped; the stop is stored with their owner, this only saves work."""
+
+
+_STOP_SECONDS = 5.0
+"""How long rows may take to unwind when the process stops."""
 
 
 class Lane:
@@ -46,30 +52,69 @@ class Lane:
         self.waits: bool | None = None if _may_wait(work.program) else False
 
 
+class _Working:
+    """A row that is worked in a task. ``since``: when it began, on the clock's monotonic time.
+
+    ``over``: its time is over, so its task was cancelled. ``given_up``: it was settled without it.
+    """
+
+    __slots__ = ("given_up", "lane", "limit", "over", "row", "since", "ticket")
+
+    def __init__(self, lane: Lane, row: RowTask, ticket: Ticket, since: float, limit: float) -> None:
+        self.lane = lane
+        self.row = row
+        self.ticket = ticket
+        self.since = since
+        self.limit = limit
+        self.over = False
+        self.given_up = False
+
+    def error(self) -> RowTimeout:
+        return RowTimeout(f"the row was worked for longer than {self.limit:g} s without an end")
+
+
 class RowRunner:
     """Runs rows of any number of datasets. `start` it on the loop that its rows run on."""
 
-    def __init__(self, settler: Settler, clock: Clock, *, rows_at_once: int, loop_slice: float) -> None:
+    def __init__(
+        self,
+        settler: Settler,
+        clock: Clock,
+        *,
+        rows_at_once: int,
+        row_timeout: float,
+        loop_slice: float,
+        out_of_memory: Callable[[], object] = lambda: end_process("memory_limit_reached"),
+    ) -> None:
         self._settler = settler
         self._clock = clock
         self._rows_at_once = rows_at_once
         self._loop_slice = loop_slice
         self._lanes: dict[DatasetOfRun, Lane] = {}
         self._ready: RoundRobin[Lane, tuple[RowTask, Ticket]] = RoundRobin()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._row_timeout = row_timeout
+        self._out_of_memory = out_of_memory
+        self._tasks: dict[asyncio.Task[None], _Working] = {}
+        self._given_up: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._stopped: OrderedDict[str, None] = OrderedDict()
-        self._pump: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._pump = asyncio.create_task(self._run_rows(), name="row runner")
+        self._loops = [
+            asyncio.create_task(self._run_rows(), name="row runner"),
+            asyncio.create_task(self._watch_time(), name="row deadlines"),
+        ]
 
     async def stop(self) -> None:
         """Drop every row that is not settled; their pages were not acknowledged."""
-        tasks = [*self._tasks, *([self._pump] if self._pump is not None else [])]
+        tasks = [*self._tasks, *self._loops]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            _, going_on = await asyncio.wait(tasks, timeout=_STOP_SECONDS)
+            if going_on:
+                log.warning("rows_go_on", rows=len(going_on), detail="author code swallows its cancellation; it ends with the process")
 
     def lane(self, of: DatasetOfRun) -> Lane | None:
         """The dataset's lane, if it has rows here."""
@@ -126,6 +171,8 @@ class RowRunner:
             self._settler.settle(lane.of, end.value, ticket)
         except Parked as parked:
             self._park(lane, row, ticket, parked)
+        except MemoryError:
+            self._out_of_memory()
         except Exception as error:
             log.exception("row_not_worked", dataset=lane.of.dataset, row=row.index)
             ticket.fail(error)
@@ -138,30 +185,80 @@ class RowRunner:
         lane.running += 1
         if lane.limit is not None and lane.running >= lane.limit:
             self._ready.hold(lane)
-        task = asyncio.create_task(self._work(lane, row, ticket))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        working = _Working(lane, row, ticket, self._clock.monotonic(), self._row_timeout)
+        task = asyncio.create_task(self._work(working))
+        self._tasks[task] = working
+        task.add_done_callback(self._ended)
 
-    async def _work(self, lane: Lane, row: RowTask, ticket: Ticket) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._given_up.discard(task)
+        working = self._tasks.pop(task, None)
+        if working is not None:
+            self._make_room(working.lane)
+
+    def _make_room(self, lane: Lane) -> None:
+        lane.running -= 1
+        if lane.limit is not None and lane.running < lane.limit:
+            self._ready.release(lane)
+        self._wake.set()
+
+    async def _work(self, working: _Working) -> None:
+        lane, row, ticket = working.lane, working.row, working.ticket
         waited: list[bool] = []
         turn = asyncio.get_running_loop().call_soon(waited.append, True) if lane.waits is None else None
         try:
-            settled = await lane.work.work(row)
+            settled = await lane.work.work(row, working)
         except Parked as parked:
-            self._park(lane, row, ticket, parked)
+            if not working.given_up:
+                self._park(lane, row, ticket, parked)
+        except MemoryError:
+            self._out_of_memory()
         except Exception as error:
             log.exception("row_not_worked", dataset=lane.of.dataset, row=row.index)
-            ticket.fail(error)
+            if not working.given_up:
+                ticket.fail(error)
         else:
-            self._settler.settle(lane.of, settled, ticket)
+            if not working.given_up:
+                self._settler.settle(lane.of, settled, ticket)
         finally:
             if turn is not None:
                 turn.cancel()
                 lane.waits = lane.waits or bool(waited)
-            lane.running -= 1
-            if lane.limit is not None and lane.running < lane.limit:
-                self._ready.release(lane)
-            self._wake.set()
+
+    async def _watch_time(self) -> None:
+        """End rows whose time is over; give up those that do not end for that."""
+        interval = self._row_timeout / 20
+        while True:
+            await self._clock.sleep(interval)
+            now = self._clock.monotonic()
+            for task, working in list(self._tasks.items()):  # the oldest first
+                if now - working.since < self._row_timeout:
+                    break
+                if not working.over:
+                    log.warning("row_times_out", dataset=working.lane.of.dataset, row=working.row.index, seconds=round(now - working.since, 1))
+                    working.over = True
+                    task.cancel()
+                elif now - working.since > self._row_timeout + 2 * interval:
+                    self._give_up(task, working)
+
+    def _give_up(self, task: asyncio.Task[None], working: _Working) -> None:
+        """Author code swallowed its cancellation and goes on: settle its row without it. Its calls were counted as they were made."""
+        log.warning("row_goes_on", dataset=working.lane.of.dataset, row=working.row.index, detail="it has failed, but its code does not end")
+        working.given_up = True
+        del self._tasks[task]
+        self._given_up.add(task)
+        self._make_room(working.lane)
+        row = working.row
+        failed = SettledRow(
+            key=row.key,
+            index=row.index,
+            page=row.page,
+            attempt=row.attempt,
+            status="failed",
+            input=row.data,
+            error=problem_of(working.error(), row=row.index),
+        )
+        self._settler.settle(working.lane.of, failed, working.ticket)
 
     def _park(self, lane: Lane, row: RowTask, ticket: Ticket, parked: Parked) -> None:
         if lane.of.run_id in self._stopped:

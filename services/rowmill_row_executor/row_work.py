@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -44,6 +44,16 @@ _NO_CELLS: dict[str, KnownCell] = {}
 _NEVER_AWAITED = frozenset({str, int, float, bool, type(None), list, dict, Decimal})
 _decode_row = msgspec.json.Decoder(dict[str, Any]).decode
 _decode = msgspec.json.decode
+
+
+class RowTime(Protocol):
+    """How long a row may be worked."""
+
+    @property
+    def over(self) -> bool: ...
+
+    def error(self) -> RowmillError:
+        """What the row fails with."""
 
 
 @dataclass(slots=True)
@@ -84,10 +94,11 @@ class RowWork:
         self._persisted = frozenset(program.persisted)
         self._logged: set[str] = set()
 
-    async def work(self, task: RowTask) -> SettledRow:
-        """Run the columns over one row.
+    async def work(self, task: RowTask, time: RowTime | None = None) -> SettledRow:
+        """Run the columns over one row. Once its ``time`` is over and its task is cancelled, the column that it is at has failed.
 
         Raises:
+            MemoryError: this process's memory is at its limit, which may be another row's doing.
             Parked: the row waits; it is to be run again from its start later.
             UnavailableError: a neighbour did not answer; likewise.
 
@@ -97,7 +108,7 @@ class RowWork:
         try:
             values = self._values_of(task)
             shadows = not self._persisted.isdisjoint(values)
-            await self._run_columns(task, values, worked)
+            await self._run_columns(task, values, worked, time)
             settled = self._settled(task, worked, shadows=shadows)
             _check_size(task, settled, worked)
         except RowFailure as failure:
@@ -112,9 +123,11 @@ class RowWork:
         except (msgspec.DecodeError, RowmillError) as error:
             raise RowFailure(None, error) from error
 
-    async def _run_columns(self, task: RowTask, values: dict[str, Any], worked: _Worked) -> None:
+    async def _run_columns(self, task: RowTask, values: dict[str, Any], worked: _Worked, time: RowTime | None) -> None:
         try:
             row = OpenRow(values, self.program.shape)
+        except MemoryError:
+            raise
         except Exception as error:  # validators of the author's row model may raise anything
             raise RowFailure(None, error) from error
         known = _NO_CELLS if task.known == EMPTY_OBJECT else decode_known(task.known)
@@ -130,14 +143,14 @@ class RowWork:
             if ctx is None and (column.resolver.takes_context or column.resolver.program is not None):
                 worked.calls = RowCalls(self.asker, self._desk, f"{self.program.key}/{task.key}", self._clock, task.asked)
                 ctx = RowCtx(worked.calls, self._run, self._budget)
-            value, encoded = await self._compute(column, row, ctx, worked)
+            value, encoded = await self._compute(column, row, ctx, worked, time)
             row.put(name, value)
             if name in self._persisted:
                 worked.values[name] = encoded
             if known and (cell is None or cell.value != encoded):
                 worked.changed.add(name)
 
-    async def _compute(self, column: ColumnSpec, row: OpenRow, ctx: RowCtx | None, worked: _Worked) -> tuple[Any, msgspec.Raw]:
+    async def _compute(self, column: ColumnSpec, row: OpenRow, ctx: RowCtx | None, worked: _Worked, time: RowTime | None) -> tuple[Any, msgspec.Raw]:
         """The column's value as the columns after it see it, and as it is stored (encoded now: later columns may change what it refers to)."""
         reads = ReadSet()
         view = row.view(reads)
@@ -165,11 +178,14 @@ class RowWork:
             meta.completed_at = now = round(self._clock.now(), 3)
             if column.stale_after is not None and (expiry := column.expiry_after(value)) is not None:
                 meta.stale_at = now + expiry
-        except (Suspended, Cancelled, KeyboardInterrupt, GeneratorExit, UnavailableError):
+        except (Suspended, Cancelled, KeyboardInterrupt, GeneratorExit, UnavailableError, MemoryError):
             raise
         except BaseException as error:  # whatever author code raises, SystemExit too, is this row's
             if isinstance(error, asyncio.CancelledError) and _being_cancelled():
-                raise
+                if time is None or not time.over:
+                    raise
+                meta.status = "failed"
+                raise RowFailure(column.name, time.error()) from error
             if worked.calls is not None and worked.calls.parked is not None:
                 raise worked.calls.parked from error  # it follows from having been parked
             meta.status = "failed"

@@ -33,6 +33,9 @@ class RowExecutorSettings(ServiceSettings):
     foreign_code_patience: Seconds = 600.0
     """How long pages of a play whose code this process does not have are passed on before their rows fail with `CodeChanged`."""
 
+    row_timeout: Seconds = 3600.0
+    """How long a row may be worked at a time, without the waits for which it is parked; then it fails with `RowTimeout`."""
+
     loop_slice: float = 0.005
     """Seconds of rows run inline before other work of the process gets its turn. Not scaled: it is about fairness, not about waiting."""
 

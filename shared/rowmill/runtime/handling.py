@@ -13,6 +13,7 @@ from rowmill.runtime import metrics
 from rowmill.runtime.clock import Clock, backoff
 from rowmill.runtime.deliveries import Delivery, Rejected, Undecoded, death_headers, subject_headers, traceparent
 from rowmill.runtime.gates import Gate
+from rowmill.runtime.limits import end_process
 from rowmill.runtime.suspicion import (
     CRASHES,
     SUSPECTED_AFTER,
@@ -182,6 +183,8 @@ class Handling:
             except (Rejected, MalformedMessage) as error:
                 await self._bury(queue, incoming, error, attempts=failures + 1, first_failure=first_failure, subject=subject_headers(message))
                 return False
+            except MemoryError:
+                end_process("memory_limit_reached", queue=queue)
             except Exception as error:
                 failures += 1
                 metrics.FAILED.labels(self._bus.service, queue).inc()

@@ -14,6 +14,7 @@ from typing import Any, Final
 import structlog
 
 from rowmill.errors import UnknownName
+from rowmill.runtime.limits import insist_on_turning, limit_memory
 from rowmill.runtime.logging import configure
 from rowmill.runtime.service import App
 from rowmill.runtime.settings import ServiceSettings
@@ -50,17 +51,22 @@ def app_named(name: str) -> App:
     return app
 
 
-async def host(apps: Sequence[App], *, stop_with_parent: bool = False, health_port: int | None = None) -> None:
+async def host(apps: Sequence[App], *, stop_with_parent: bool = False, health_port: int | None = None, loop_block_limit: float | None = None) -> None:
     """Start the apps side by side, run until SIGTERM or SIGINT (or, with ``stop_with_parent``, until our parent process is gone), stop them.
 
     ``health_port``: where to tell about their health (`HealthServer`), from before they start until they have stopped; None: nowhere.
+    ``loop_block_limit``: seconds for which something may hold the loop before the process ends; None: for ever.
     """
+    turning = asyncio.create_task(insist_on_turning(loop_block_limit)) if loop_block_limit is not None else None
     async with contextlib.AsyncExitStack() as stack:
         if health_port is not None:
             from rowmill.runtime.health import HealthServer  # noqa: PLC0415 - most processes serve none, and a web server is much to load
 
             await stack.enter_async_context(HealthServer(apps, health_port))
         await _run(apps, stop_with_parent=stop_with_parent)
+    if turning is not None:
+        turning.cancel()
+        await asyncio.gather(turning, return_exceptions=True)
 
 
 async def _run(apps: Sequence[App], *, stop_with_parent: bool) -> None:
@@ -99,9 +105,10 @@ def serve(names: Sequence[str], *, stop_with_parent: bool = False) -> None:
     """Host the named services in this process (blocking), on uvloop where it is installed."""
     settings = ServiceSettings()
     configure(settings.log_level, settings.log_format)
+    limit_memory(settings.memory_limit_mb)
     apps = [app_named(name) for name in names]
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(host(apps, stop_with_parent=stop_with_parent, health_port=settings.health_port))
+        runner.run(host(apps, stop_with_parent=stop_with_parent, health_port=settings.health_port, loop_block_limit=settings.loop_block_limit))
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Seconds = Annotated[float, "seconds"]
@@ -35,6 +35,11 @@ class ServiceSettings(BaseSettings):
     repair_interval: Seconds = 30.0
     drain_timeout: Seconds = 30.0
     watch_interval: Seconds = 5.0
+
+    memory_limit_mb: Annotated[int, Field(ge=64)] | None = None
+    """Megabytes of address space of a process, far over what it uses at rest. Over it, it ends and is to be started again; none: no limit."""
+    loop_block_limit: Annotated[float, Field(gt=0)] = 300.0
+    """Seconds for which author code may hold a process's loop before the process ends itself. Not scaled: it is about a fault."""
 
     suspect_poll: Seconds = 5.0
     """How often a process looks for messages that may have crashed their consumers, when it moved none itself."""

@@ -153,7 +153,7 @@ class Bench:
             await runner.stop()
 
     def runner(self) -> RowRunner:
-        return RowRunner(self.settler, self.clock, rows_at_once=1000, loop_slice=0.005)
+        return RowRunner(self.settler, self.clock, rows_at_once=1000, row_timeout=3600, loop_slice=0.005)
 
     def lane(self, program: Any, concurrency: int | None = None) -> Lane:
         work = RowWork(
