@@ -1,0 +1,132 @@
+"""The bus on a real broker with consumers that die of what they are given: suspects, halves, and the end of poison."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+import aio_pika
+import msgspec
+
+from rowmill.runtime.bus import Bus
+from rowmill.runtime.deliveries import Delivery
+from rowmill.runtime.settings import ServiceSettings
+from rowmill.runtime.suspicion import CRASHES
+from rowmill_contracts import topology
+from rowmill_contracts.envelope import Message, decode
+from rowmill_contracts.rows import RowTask, RowTasks
+
+BOUND = 60.0
+QUEUE = topology.EXECUTOR_ROWS
+
+
+def settings(url: str) -> ServiceSettings:
+    return ServiceSettings(broker_url=url, time_scale=0.05, drain_timeout=0.0)
+
+
+def page(name: str, rows: int) -> RowTasks:
+    tasks = [RowTask(key=f"{name}{number:02x}", index=number, page=0, data=msgspec.Raw(b"{}")) for number in range(rows)]
+    return RowTasks(run_id=name, number=1, org="o", play="p", dataset="d", started_at=1.0, code_digest="c", rows=tasks)
+
+
+class Mortal:
+    """Processes one after the other, as far as the broker can tell: each is a bus whose connection breaks when its handler meets something deadly.
+
+    ``beside``: how many messages were in hand with each suspect, itself included.
+    """
+
+    def __init__(self, url: str, deadly: Callable[[Message], bool]) -> None:
+        self._url = url
+        self._deadly = deadly
+        self._in_hand = 0
+        self.handled: Counter[str] = Counter()
+        self.beside: Counter[int] = Counter()
+        self.deaths = 0
+
+    async def live(self, until: Callable[[], bool]) -> None:
+        async with asyncio.timeout(BOUND):
+            while not until():
+                await self._live_once(until)
+
+    async def _live_once(self, until: Callable[[], bool]) -> None:
+        died = asyncio.Event()
+
+        async def handle(delivery: Delivery) -> None:
+            self._in_hand += 1
+            try:
+                if CRASHES in delivery.headers:
+                    self.beside[self._in_hand] += 1
+                await asyncio.sleep(0.01)
+                if self._deadly(delivery.message):
+                    died.set()
+                    await asyncio.sleep(BOUND)
+                self.handled.update(names_in(delivery.message))
+            finally:
+                self._in_hand -= 1
+
+        bus = Bus(settings(self._url), service="mortal")
+        async with bus:
+            await bus.consume(QUEUE, handle)
+            while not died.is_set() and not until():
+                await asyncio.sleep(0.01)
+            if died.is_set():
+                self.deaths += 1
+                bus._closing = True
+                session = bus._session
+                assert session is not None
+                session.connection.abort()
+                await session.ended.wait()
+
+
+def names_in(message: Message) -> list[str]:
+    return [row.key for row in message.rows] if isinstance(message, RowTasks) else [getattr(message, "run_id", "")]
+
+
+async def letters(url: str) -> list[aio_pika.abc.AbstractIncomingMessage]:
+    """The dead letters of the queue, taken."""
+    found = []
+    async with await aio_pika.connect(url) as connection:
+        dead = await (await connection.channel()).get_queue(topology.dead(QUEUE), ensure=False)
+        while (message := await dead.get(fail=False)) is not None:
+            await message.ack()
+            found.append(message)
+    return found
+
+
+async def publish(url: str, *messages: Message) -> None:
+    async with Bus(settings(url), service="publisher") as bus:
+        for number, message in enumerate(messages):
+            await bus.publish(message, QUEUE, message_id=f"m{number}")
+
+
+async def left(url: str) -> dict[str, int]:
+    async with Bus(settings(url), service="look") as bus:
+        return {name: ready for name, (ready, _) in (await bus.depths([QUEUE, topology.suspect(QUEUE)])).items() if ready}
+
+
+async def test_a_poison_row_dies_alone_and_every_row_beside_it_is_handled_once(broker_url: str) -> None:
+    pages = [page(name, 8) for name in "abcde"]
+    await publish(broker_url, *pages)
+    healthy = {name for each in pages for name in names_in(each)} - {"c05"}
+    mortal = Mortal(broker_url, lambda message: "c05" in names_in(message))
+    dead: list[aio_pika.abc.AbstractIncomingMessage] = []
+    done = asyncio.Event()
+    living = asyncio.create_task(mortal.live(done.is_set))
+    async with asyncio.timeout(BOUND):
+        while not dead or not set(mortal.handled) >= healthy:
+            dead += await letters(broker_url)
+            await asyncio.sleep(0.05)
+    done.set()
+    await living
+    assert set(mortal.handled) == healthy
+    assert max(mortal.handled.values()) == 1
+    assert mortal.deaths == 7, "two in the work queue, one for each halving of eight, two for the row alone"
+    assert set(mortal.beside) == {1}, "nothing runs beside a suspect"
+    assert len(dead) == 1
+    died = decode(dead[0].type, dead[0].body)
+    assert names_in(died) == ["c05"]
+    assert dead[0].headers["x-rowmill-error"] == "poison: crashed its consumer 7 times"
+    assert dead[0].headers["x-rowmill-error-type"] == "poison"
+    assert (dead[0].headers["x-rowmill-exchange"], dead[0].headers["x-rowmill-key"]) == (topology.EXCHANGE, QUEUE)
+    assert not await left(broker_url)
