@@ -68,6 +68,7 @@ class Feeder:
         self._standing = fed.standing
         self._dataset = fed.standing.dataset
         self._place = fed.place
+        self._admitted, self._sent, self._sent_bytes = self._dataset.counts.admitted, self._dataset.sent, self._dataset.sent_bytes
         self._seen = SeenKeys()
         self._under_way: deque[_UnderWay] = deque()
         self._moved = asyncio.Event()  # a page was added or stored
@@ -196,7 +197,7 @@ class Feeder:
             await self._move()
         request = ReadCounts(run_id=self._dataset.run_id, dataset=self._dataset.dataset)
         recorded = await self._tools.sender.persist(lambda: self._tools.bus.ask(request, SHEETS_ASKS, RowsCommitted))
-        return recorded.counts.admitted > self._dataset.counts.admitted
+        return recorded.counts.admitted > self._admitted
 
     # ---- storing ----------------------------------------------------------------------------------------------------------------------
 
@@ -228,24 +229,37 @@ class Feeder:
             else:
                 looked.append(result)
             self._place = each.page.following
+        self._admitted += sum(page.admitted for page in looked)
+        self._sent += sum(page.sent for page in looked)
+        self._sent_bytes += sum(page.sent_bytes for page in looked)
         progress = Progress(
             pages=[_sent_page(page) for page in looked],
             place=self._place,
-            admitted=sum(page.admitted for page in looked),
-            sent=sum(page.sent for page in looked),
-            sent_bytes=sum(page.sent_bytes for page in looked),
+            admitted=self._admitted,
+            sent=self._sent,
+            sent_bytes=self._sent_bytes,
             done=done,
             error=self._error() if done else None,
         )
 
+        standing = await (self._finish(progress) if done else feeding.store_progress(self._tools.database, self.lease, progress, self._renewed_for))
+        self.changed(standing.dataset, standing)
+        self._tools.desk.recorded(standing.dataset, [each.page.place.page for each in ready])
+
+    async def _finish(self, progress: Progress) -> Standing:
+        """Store that admission is finished, and close the dataset if its rows have ended already."""
+
         async def work(connection: Connection) -> tuple[Standing, list[str]]:
-            standing = await feeding.store_progress(connection, self.lease, progress, self._tools.settings.feeder_lease)
-            return standing, await close_those_over(connection, [standing.dataset]) if done else []
+            standing = await feeding.store_progress(connection, self.lease, progress, self._renewed_for)
+            return standing, await close_those_over(connection, [standing.dataset])
 
         standing, woken = await self._tools.database.transact(work)
         self._tools.postman.wake(woken)
-        self.changed(standing.dataset, standing)
-        self._tools.desk.recorded(standing.dataset, [each.page.place.page for each in ready])
+        return standing
+
+    @property
+    def _renewed_for(self) -> float:
+        return self._tools.settings.feeder_lease
 
     def _error(self) -> Problem | None:
         """Why admission ended early; None where it went to the end, or the run was stopped."""

@@ -277,20 +277,23 @@ FROM (
 ) held
 WHERE d.dataset_seq = held.dataset_seq
 
--- name: raise_feeding
--- How far the feeder is. No row: the lease was lost, and the whole commit must be given up.
-UPDATE datasets d SET next_page = $3, next_index = $4, input_page = $5, input_offset = $6, admitted = d.admitted + $7, sent = d.sent + $8,
-       sent_bytes = d.sent_bytes + $9, admission_done = $10, error = coalesce(d.error, $11::json),
-       feeder_until = CASE WHEN $10 THEN NULL ELSE clock_timestamp() + make_interval(secs => $12) END
-FROM runs r
-WHERE d.dataset_seq = $1 AND d.feeder_term = $2 AND NOT d.admission_done AND r.run_id = d.run_id
-RETURNING d.*, r.stop_reason, r.halt_reason, r.state AS run_state
-
--- name: insert_pages
-INSERT INTO pages (dataset_seq, page, first_index, rows, input_page, input_offset, duplicates, sent, bytes, digests)
-SELECT $1, p.page, p.first_index, p.rows, p.input_page, p.input_offset, p.duplicates::int[], p.sent, p.bytes, p.digests
-FROM unnest($2::int[], $3::bigint[], $4::int[], $5::int[], $6::int[], $7::text[], $8::int[], $9::int[], $10::bytea[])
-     AS p (page, first_index, rows, input_page, input_offset, duplicates, sent, bytes, digests)
+-- name: store_progress
+-- How far the feeder is, in absolute numbers, and the pages that it published; renews its lease. No row: the lease was lost, nothing is stored.
+WITH raised AS (
+    UPDATE datasets d SET next_page = $3, next_index = $4, input_page = $5, input_offset = $6, admitted = $7, sent = $8, sent_bytes = $9,
+           admission_done = $10, error = coalesce(d.error, $11::json),
+           feeder_until = CASE WHEN $10 THEN NULL ELSE clock_timestamp() + make_interval(secs => $12) END
+    FROM runs r
+    WHERE d.dataset_seq = $1 AND d.feeder_term = $2 AND NOT d.admission_done AND r.run_id = d.run_id
+    RETURNING d.*, r.stop_reason, r.halt_reason, r.state AS run_state
+), stored AS (
+    INSERT INTO pages (dataset_seq, page, first_index, rows, input_page, input_offset, duplicates, sent, bytes, digests)
+    SELECT raised.dataset_seq, p.page, p.first_index, p.rows, p.input_page, p.input_offset, p.duplicates::int[], p.sent, p.bytes, p.digests
+    FROM raised, unnest($13::int[], $14::bigint[], $15::int[], $16::int[], $17::int[], $18::text[], $19::int[], $20::int[], $21::bytea[])
+         AS p (page, first_index, rows, input_page, input_offset, duplicates, sent, bytes, digests)
+    ON CONFLICT DO NOTHING
+)
+SELECT * FROM raised
 
 -- name: digests_of
 SELECT page, digests FROM pages WHERE dataset_seq = $1 AND page >= $2 ORDER BY page LIMIT 500

@@ -79,7 +79,7 @@ class SentPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What one commit of a feeder stores. ``admitted``, ``sent``, ``sent_bytes``: of these pages."""
+    """What one commit of a feeder stores. ``admitted``, ``sent``, ``sent_bytes``: of the dataset so far, these pages included."""
 
     pages: Sequence[SentPage]
     place: Place
@@ -160,15 +160,17 @@ async def release(database: Database, leases: Sequence[Lease]) -> None:
     await database.execute(SQL["release_feeders"], [lease.dataset_seq for lease in leases], [lease.term for lease in leases])
 
 
-async def store_progress(connection: Connection, lease: Lease, progress: Progress, seconds: float) -> Standing:
-    """Store pages and how far the feeder is, and renew the lease.
+async def store_progress(database: Database | Connection, lease: Lease, progress: Progress, seconds: float) -> Standing:
+    """Store pages and how far the feeder is, in one statement (a commit of its own, or the caller's), and renew the lease. Repeated, it
+    changes nothing.
 
     Raises:
         LeaseLost: the term is not the current one, or admission is finished already.
 
     """
-    row = await connection.fetchrow(
-        SQL["raise_feeding"],
+    pages = progress.pages
+    row = await database.fetchrow(
+        SQL["store_progress"],
         lease.dataset_seq,
         lease.term,
         progress.place.page,
@@ -181,23 +183,18 @@ async def store_progress(connection: Connection, lease: Lease, progress: Progres
         progress.done,
         None if progress.error is None else json_of(progress.error),
         seconds,
+        [page.page for page in pages],
+        [page.first_index for page in pages],
+        [page.rows for page in pages],
+        [page.input_page for page in pages],
+        [page.input_offset for page in pages],
+        ["{" + ",".join(map(str, page.duplicates)) + "}" for page in pages],
+        [page.sent for page in pages],
+        [page.size for page in pages],
+        [page.digests for page in pages],
     )
     if row is None:
         raise LeaseLost
-    if progress.pages:
-        await connection.execute(
-            SQL["insert_pages"],
-            lease.dataset_seq,
-            [page.page for page in progress.pages],
-            [page.first_index for page in progress.pages],
-            [page.rows for page in progress.pages],
-            [page.input_page for page in progress.pages],
-            [page.input_offset for page in progress.pages],
-            ["{" + ",".join(map(str, page.duplicates)) + "}" for page in progress.pages],
-            [page.sent for page in progress.pages],
-            [page.size for page in progress.pages],
-            [page.digests for page in progress.pages],
-        )
     return _standing(row)
 
 
