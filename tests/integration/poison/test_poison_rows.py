@@ -1,0 +1,82 @@
+"""Rows that exit the process, eat its memory, never return or hold it: they end, and every row beside them is worked and settled once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+from tests.integration.poison.conftest import PAGE_ROWS, Ward
+
+from rowmill.client import Client
+from rowmill_contracts.envelope import decode
+from rowmill_contracts.rows import ReadRow, RowTasks
+from rowmill_contracts.runs import RunSummary
+from rowmill_contracts.topology import EXCHANGE, EXECUTOR_ROWS
+
+EXITED, OUT_OF_MEMORY, STOOD_STILL = 3, 70, 1
+"""How an executor ended, by its exit status."""
+
+
+def items(count: int, poison: dict[int, str]) -> list[dict[str, str]]:
+    return [{"name": f"item-{number:04d}", "does": poison.get(number, "well")} for number in range(count)]
+
+
+def check(summary: RunSummary, rows: list[ReadRow], given: list[dict[str, str]], *, dead: Iterable[int], late: Iterable[int] = ()) -> None:
+    """Each row once, in order; the poison ones failed for what they did, all others completed."""
+    dead, late = set(dead), set(late)
+    assert summary.state == "completed", summary.error
+    assert [row.index for row in rows] == list(range(len(given)))
+    wrong = {row.index: (row.mark, row.error) for row in rows if (row.mark == "failed") != (row.index in dead | late)}
+    assert not wrong
+    for row in rows:
+        if row.mark == "failed":
+            assert row.error is not None
+            assert row.error.code == ("dead_lettered" if row.index in dead else "row_timeout")
+        else:
+            assert msgspec.json.decode(row.data)["done"] == given[row.index]["name"].upper()
+    assert (summary.counts.completed, summary.counts.failed) == (len(given) - len(dead | late), len(dead | late))
+    assert summary.counts.terminal == summary.counts.admitted == len(given)
+
+
+async def publish_nonsense(client: Client) -> None:
+    """A page that nobody can decode."""
+    await client.bus.publish_body(b'{"rows": [', RowTasks.message_type, EXECUTOR_ROWS, exchange=EXCHANGE, message_id="nonsense")
+
+
+async def test_poison_rows_of_every_kind_end_and_the_rows_beside_them_complete(ward: Ward, client: Client) -> None:
+    poison = {1: "exit", 9: "memory", 18: "hold", 13: "never", 22: "stuck thread"}
+    given = items(6 * PAGE_ROWS, poison)
+    job = await client.start(ward.play("waiting"), items=given)
+    await publish_nonsense(client)
+    summary, rows = await ward.ended(client, job)
+
+    check(summary, rows, given, dead=[1, 9, 18], late=[13, 22])
+    assert set(ward.deaths) == {EXITED, OUT_OF_MEMORY, STOOD_STILL}
+    letters = await ward.letters()
+    reasons = {letter.message_id: str(letter.headers["x-rowmill-error"]) for letter in letters}
+    assert "truncated" in reasons.pop("nonsense"), "dead at once, as it was"
+    assert all("poison: crashed its consumer" in reason for reason in reasons.values())
+    died = [decode(letter.type, letter.body) for letter in letters if letter.message_id != "nonsense"]
+    assert sorted(row.index for page in died if isinstance(page, RowTasks) for row in page.rows) == [1, 9, 18]
+
+
+async def test_rows_run_by_hand_end_likewise(ward: Ward, client: Client) -> None:
+    given = items(2 * PAGE_ROWS, {2: "memory"})
+    summary, rows = await ward.ended(client, await client.start(ward.play("inline"), items=given))
+    check(summary, rows, given, dead=[2])
+    assert set(ward.deaths) == {OUT_OF_MEMORY}
+    await ward.letters()
+
+
+@pytest.mark.long
+async def test_healthy_rows_complete_beside_poison_while_executors_are_killed_every_second(ward: Ward, client: Client) -> None:
+    poison = {7: "exit", 101: "exit", 102: "memory", 230: "never"}
+    given = items(80 * PAGE_ROWS, poison)
+    job = await client.start(ward.play("waiting"), items=given)
+    killing = asyncio.create_task(ward.kill_executors(every=1.0, times=30))
+    summary, rows = await ward.ended(client, job)
+    await killing
+    check(summary, rows, given, dead=[7, 101, 102], late=[230])
+    await ward.letters()
