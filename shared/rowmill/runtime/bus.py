@@ -16,7 +16,7 @@ import structlog
 from aio_pika.abc import AbstractIncomingMessage
 from aiormq.exceptions import PublishError
 
-from rowmill.errors import AskTimeout, MalformedMessage, RowmillError, UnavailableError
+from rowmill.errors import AskDied, AskTimeout, MalformedMessage, RowmillError, UnavailableError
 from rowmill.runtime import metrics
 from rowmill.runtime.asking import Ask, Asks, ReplyT
 from rowmill.runtime.clock import Clock, SystemClock, backoff, new_id
@@ -27,6 +27,7 @@ from rowmill.runtime.session import Session, Subscription
 from rowmill.runtime.settings import ServiceSettings
 from rowmill.runtime.suspects import Suspects
 from rowmill.runtime.transport import TRANSPORT_ERRORS, redacted
+from rowmill_contracts.asks import RequestDied
 from rowmill_contracts.envelope import Message, UndecodableMessage, decode, encode
 from rowmill_contracts.topology import CONTROL, EVENTS, EXCHANGE, WORK_QUEUES
 
@@ -154,7 +155,7 @@ class Bus:
                     failures=failures,
                     exc_info=None if expected else error,
                 )
-                await self._clock.sleep(backoff(failures, first=0.2, limit=5.0))
+                await self._clock.sleep(backoff(failures, first=0.2, limit=2.0))
                 continue
             started = self._clock.monotonic()
             self._session = session
@@ -309,6 +310,7 @@ class Bus:
 
         Raises:
             AskTimeout: no answer within ``timeout`` seconds (default: the setting ``ask_timeout``); whether it was carried out is unknown.
+            AskDied: the request was dead-lettered; asking again will not help.
             MalformedMessage: the answer is of another type.
 
         """
@@ -322,6 +324,8 @@ class Bus:
             except TimeoutError as error:
                 raise AskTimeout(f"no answer to {message.message_type} on {key} within {limit:g} s") from error
             reply = ask.answered.result()
+        if isinstance(reply, RequestDied):
+            raise AskDied(reply.error.message)
         if not isinstance(reply, answer):
             raise MalformedMessage(f"{message.message_type} on {key} was answered by {reply.message_type}, not {answer.message_type}")
         return reply
