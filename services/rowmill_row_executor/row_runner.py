@@ -261,6 +261,7 @@ class RowRunner:
         self._settler.settle(working.lane.of, failed, working.ticket)
 
     def _park(self, lane: Lane, row: RowTask, ticket: Ticket, parked: Parked) -> None:
+        parked.__traceback__ = None  # its frames hold the row's context, which holds it: both would stay until the collector comes, which is seldom
         if lane.of.run_id in self._stopped:
             self._settler.settle(lane.of, _cancelled(row), ticket)
             return
