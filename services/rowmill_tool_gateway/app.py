@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -56,7 +57,12 @@ class App:
         handlers = Handlers(engine)
         self._bus.on_reconnect(engine.shards.doubt)
         for shard in range(SHARDS):
-            await self._bus.consume(gateway_calls(shard), handlers.calls, prefetch=self._settings.calls_prefetch)
+            await self._bus.consume(
+                gateway_calls(shard),
+                handlers.calls,
+                prefetch=self._settings.calls_prefetch,
+                may_take_suspects=partial(engine.shards.may_take, shard),
+            )
         await self._bus.listen(CONTROL, [""], handlers.control)
         await self._bus.start()
         engine.start()

@@ -27,6 +27,7 @@ class _Lease:
     term: int = 0
     until: float = float("-inf")
     doubted: bool = False
+    elsewhere: bool = False
 
 
 class ShardLeases:
@@ -69,6 +70,11 @@ class ShardLeases:
     def term(self, shard: int) -> int | None:
         lease = self._leases.get(shard)
         return lease.term if lease is not None and self._clock.monotonic() < lease.until else None
+
+    def may_take(self, shard: int) -> bool:
+        """Whether calls of this shard that only one process takes may be ours: not while another gateway has the shard, as far as we were told."""
+        lease = self._leases.get(shard)
+        return lease is None or not lease.elsewhere
 
     def refused(self, shard: int) -> None:
         """The receipt-store says that the term is over."""
@@ -117,6 +123,7 @@ class ShardLeases:
                 continue
             held = self.holds(answer.shard)
             lease.term = answer.term
+            lease.elsewhere = not answer.held
             lease.until = asked + answer.seconds if answer.held else float("-inf")
             if held != self.holds(answer.shard):
                 log.info("shard_taken" if answer.held else "shard_lost", shard=answer.shard, term=answer.term)

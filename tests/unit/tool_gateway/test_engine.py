@@ -332,9 +332,11 @@ async def test_without_the_shards_lease_nothing_is_sent_and_calls_are_deferred(s
     [outcome] = await rig.ask([rig.item(find, {"domain": "a.example"})])
     assert outcome.outcome == "deferred"
     assert not rig.port.requests
+    assert not all(rig.engine.shards.may_take(shard) for shard in range(16)), "suspect calls are left to who has the shard"
     rig.store.answer(LeaseShard(holder="another", shards=list(range(16)), release=True))
     [later] = await rig.ask([rig.item(find, {"domain": "a.example"})])
     assert later.outcome == "completed"
+    assert all(rig.engine.shards.may_take(shard) for shard in range(16))
     await rig.stop()
 
 
