@@ -19,6 +19,7 @@ from rowmill_admission.owed import Postman
 from rowmill_admission.parking import Parking
 from rowmill_admission.progress import ProgressTeller
 from rowmill_admission.public import consume_public
+from rowmill_admission.releasing import Releasing
 from rowmill_admission.repair import Repair
 from rowmill_admission.room_desk import RoomDesk
 from rowmill_admission.rooms import RoomLimits, Rooms
@@ -48,7 +49,7 @@ class App:
         await self._bus.start()
         self._parts = parts = _Parts(self._settings, self._bus, database, self._clock)
         parts.feeders.start()
-        parts.parking.start()
+        parts.releasing.start()
         parts.repair.start()
         settings, bus, handlers = self._settings, self._bus, parts.handlers
         await bus.consume(topology.ADMISSION_ASKS, handlers.handle_ask, prefetch=settings.ask_prefetch)
@@ -83,8 +84,8 @@ class _Parts:
         self.progress = ProgressTeller(database, bus, clock, interval=settings.progress_interval)
         staging = Staging(database, self.postman, self.feeders.inputs_ended)
         counting = Counting(database, self.postman, self._counted)
-        self.parking = Parking(database, bus, sender, self.desk, self.postman, settings)
-        self.repair = Repair(database, bus, self.postman, settings, staging=staging, counting=counting, parking=self.parking)
+        self.releasing = Releasing(database, bus, sender, self.desk, settings)
+        self.repair = Repair(database, bus, self.postman, settings, staging=staging, counting=counting, releasing=self.releasing)
         runs = Runs(database, self.postman, settings, self.feeders.run_stopped)
         self.handlers = Handlers(
             bus,
@@ -95,7 +96,7 @@ class _Parts:
             staging=staging,
             opening=Opening(database, self.postman, settings, self._opened),
             counting=counting,
-            parking=self.parking,
+            parking=Parking(database, self.postman, settings, self.releasing.nudge),
             burials=Burials(database, bus, self.postman, staging),
         )
 
@@ -104,7 +105,7 @@ class _Parts:
         self.progress.changed(dataset)
 
     def _resumed(self, run_id: str) -> None:
-        self.parking.nudge()
+        self.releasing.nudge()
         self.feeders.run_stood(run_id)
 
     async def _opened(self, run_id: str) -> None:
@@ -112,7 +113,7 @@ class _Parts:
 
     async def stop_loops(self) -> None:
         await self.repair.stop()
-        await self.parking.stop()
+        await self.releasing.stop()
         await self.feeders.stop()
         await self.progress.stop()
 

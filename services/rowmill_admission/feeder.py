@@ -28,7 +28,7 @@ from rowmill_admission.runs import OVER
 from rowmill_admission.sending import KeyedPage, LookedPage, PageFailed, PageSender
 from rowmill_admission.settings import AdmissionSettings
 from rowmill_admission.store import feeding
-from rowmill_admission.store.feeding import Fed, Lease, LeaseLost, Progress, SentPage, Standing
+from rowmill_admission.store.feeding import Fed, Lease, LeaseLost, Place, Progress, SentPage, Standing
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.rows import ReadCounts
 from rowmill_contracts.runs import RowsCommitted
@@ -85,6 +85,20 @@ class Feeder:
             self._news.set()
         if self._must_end():
             self._tools.desk.stop_waiting(self.lease.dataset_seq)
+
+    @property
+    def place(self) -> Place:
+        """Where the next page begins that is not on its way."""
+        return self._place
+
+    async def give_up(self, problem: Problem) -> None:
+        """End admission here, after `run` has failed: the dataset fails when its rows have ended.
+
+        Raises:
+            LeaseLost: another feeder has it.
+
+        """
+        await self._finish(self._progress([], done=True, error=problem))
 
     def lose(self) -> None:
         """The lease is another's: stop where it is."""
@@ -232,19 +246,23 @@ class Feeder:
         self._admitted += sum(page.admitted for page in looked)
         self._sent += sum(page.sent for page in looked)
         self._sent_bytes += sum(page.sent_bytes for page in looked)
-        progress = Progress(
+        if done:
+            standing = await self._finish(self._progress(looked, done=True, error=self._error()))
+        else:
+            standing = await feeding.store_progress(self._tools.database, self.lease, self._progress(looked), self._renewed_for)
+        self.changed(standing.dataset, standing)
+        self._tools.desk.recorded(standing.dataset, [each.page.place.page for each in ready])
+
+    def _progress(self, looked: Sequence[LookedPage], *, done: bool = False, error: Problem | None = None) -> Progress:
+        return Progress(
             pages=[_sent_page(page) for page in looked],
             place=self._place,
             admitted=self._admitted,
             sent=self._sent,
             sent_bytes=self._sent_bytes,
             done=done,
-            error=self._error() if done else None,
+            error=error,
         )
-
-        standing = await (self._finish(progress) if done else feeding.store_progress(self._tools.database, self.lease, progress, self._renewed_for))
-        self.changed(standing.dataset, standing)
-        self._tools.desk.recorded(standing.dataset, [each.page.place.page for each in ready])
 
     async def _finish(self, progress: Progress) -> Standing:
         """Store that admission is finished, and close the dataset if its rows have ended already."""

@@ -14,6 +14,7 @@ from rowmill_admission.cancelling import cancel_all
 from rowmill_admission.datasets import Dataset
 from rowmill_admission.feeder import Feeder, FeederTools
 from rowmill_admission.store import feeding
+from rowmill_contracts.counts import Problem
 
 log = structlog.get_logger()
 
@@ -25,6 +26,7 @@ class Feeders:
         self._tools = tools
         self._feeder_id = feeder_id
         self._feeders: dict[int, Feeder] = {}
+        self._failures: dict[int, tuple[int, int]] = {}  # by dataset: the page, and how often in a row
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -86,11 +88,26 @@ class Feeders:
         dataset_seq = feeder.lease.dataset_seq
         try:
             await feeder.run()
-        except Exception:
-            log.exception("feeder_failed", dataset_seq=dataset_seq)
+            self._failures.pop(dataset_seq, None)
+        except Exception as error:
+            log.exception("feeder_failed", dataset_seq=dataset_seq, page=feeder.place.page)
+            await self._quietly(self._failed(feeder, error))
         finally:
             if self._feeders.get(dataset_seq) is feeder:
                 del self._feeders[dataset_seq]
+
+    async def _failed(self, feeder: Feeder, group: Exception) -> None:
+        """Leave the dataset to the next feeder; fail it where they fail again and again at one page."""
+        error = root_of(group)
+        if isinstance(error, UnavailableError):
+            return
+        dataset_seq, page = feeder.lease.dataset_seq, feeder.place.page
+        last_page, times = self._failures.get(dataset_seq, (page, 0))
+        times = times + 1 if last_page == page else 1
+        self._failures[dataset_seq] = (page, times)
+        if times >= self._tools.settings.feeder_failures:
+            await feeder.give_up(Problem(code="admission_failed", message=f"page {page} could not be admitted, tried {times} times: {error!r}"))
+            del self._failures[dataset_seq]
 
     async def _renew(self) -> None:
         feeders = list(self._feeders.values())
@@ -115,6 +132,8 @@ class Feeders:
             await look
         except UnavailableError as error:
             log.warning("feeder_look_failed", error=str(error))
+        except Exception:  # the looks go on
+            log.exception("feeder_look_failed")
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self._stopping:
@@ -123,3 +142,10 @@ class Feeders:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def root_of(error: BaseException) -> BaseException:
+    """The first error of a group, which is what a task group raises."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -327,21 +327,29 @@ FROM (
 WHERE w.dataset_seq = halted.dataset_seq AND w.row_index = halted.row_index
 
 -- name: release_due
--- Rows whose time has come, of runs that go on; the first due first.
+-- Rows whose time has come, of runs that go on: in turn by organisation, then by run, the first due first. Not of the datasets $2.
+WITH due AS (
+    SELECT o.dataset_seq, o.row_index, o.due_at, d.run_id, r.org
+    FROM (SELECT dataset_seq, row_index, due_at FROM waits WHERE state = 'waiting' AND due_at <= clock_timestamp() AND dataset_seq <> ALL($2::bigint[])
+          ORDER BY due_at LIMIT 20000) o
+    JOIN datasets d USING (dataset_seq) JOIN runs r ON r.run_id = d.run_id
+    WHERE r.halt_reason IS NULL AND r.stop_reason IS NULL AND r.finished_at IS NULL
+), of_run AS (SELECT *, row_number() OVER (PARTITION BY run_id ORDER BY due_at) AS run_turn FROM due
+), of_org AS (SELECT *, row_number() OVER (PARTITION BY org ORDER BY run_turn, due_at) AS org_turn FROM of_run
+), picked AS (SELECT dataset_seq, row_index FROM of_org ORDER BY org_turn, due_at LIMIT $1
+), ours AS (
+    SELECT o.dataset_seq, o.row_index FROM waits o JOIN picked USING (dataset_seq, row_index)
+    WHERE o.state = 'waiting' ORDER BY o.dataset_seq, o.row_index FOR UPDATE OF o SKIP LOCKED
+)
 UPDATE waits w SET state = 'releasing', released_at = clock_timestamp()
-FROM (
-    SELECT o.dataset_seq, o.row_index FROM waits o JOIN datasets d USING (dataset_seq) JOIN runs r ON r.run_id = d.run_id
-    WHERE o.state = 'waiting' AND o.due_at <= clock_timestamp() AND r.halt_reason IS NULL AND r.stop_reason IS NULL AND r.finished_at IS NULL
-    ORDER BY o.due_at LIMIT $1 FOR UPDATE OF o SKIP LOCKED
-) due
-WHERE w.dataset_seq = due.dataset_seq AND w.row_index = due.row_index RETURNING w.*
+FROM ours WHERE w.dataset_seq = ours.dataset_seq AND w.row_index = ours.row_index RETURNING w.*
 
 -- name: release_ended
 -- Rows that wait for nothing any more: their run was stopped, or has ended otherwise.
 UPDATE waits w SET state = 'releasing', released_at = clock_timestamp()
 FROM (
     SELECT o.dataset_seq, o.row_index FROM datasets d JOIN runs r ON r.run_id = d.run_id JOIN waits o ON o.dataset_seq = d.dataset_seq
-    WHERE d.state = 'open' AND (r.stop_reason IS NOT NULL OR r.finished_at IS NOT NULL) AND o.state = 'waiting'
+    WHERE d.state = 'open' AND (r.stop_reason IS NOT NULL OR r.finished_at IS NOT NULL) AND o.state = 'waiting' AND d.dataset_seq <> ALL($2::bigint[])
     ORDER BY o.dataset_seq, o.row_index LIMIT $1 FOR UPDATE OF o SKIP LOCKED
 ) due
 WHERE w.dataset_seq = due.dataset_seq AND w.row_index = due.row_index RETURNING w.*
@@ -350,7 +358,8 @@ WHERE w.dataset_seq = due.dataset_seq AND w.row_index = due.row_index RETURNING 
 -- Rows that somebody began to publish $2 seconds ago and did not finish.
 UPDATE waits w SET released_at = clock_timestamp()
 FROM (
-    SELECT dataset_seq, row_index FROM waits WHERE state = 'releasing' AND released_at < clock_timestamp() - make_interval(secs => $2)
+    SELECT dataset_seq, row_index FROM waits
+    WHERE state = 'releasing' AND released_at < clock_timestamp() - make_interval(secs => $2) AND dataset_seq <> ALL($3::bigint[])
     ORDER BY dataset_seq, row_index LIMIT $1 FOR UPDATE SKIP LOCKED
 ) due
 WHERE w.dataset_seq = due.dataset_seq AND w.row_index = due.row_index RETURNING w.*

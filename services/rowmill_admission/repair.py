@@ -15,7 +15,7 @@ from rowmill_admission.cancelling import cancel_all
 from rowmill_admission.counting import Counting
 from rowmill_admission.endings import close_those_over, end_run
 from rowmill_admission.owed import Postman
-from rowmill_admission.parking import Parking
+from rowmill_admission.releasing import Releasing
 from rowmill_admission.sending import PageFailed
 from rowmill_admission.settings import AdmissionSettings
 from rowmill_admission.staging import Staging
@@ -42,7 +42,7 @@ class Repair:
         *,
         staging: Staging,
         counting: Counting,
-        parking: Parking,
+        releasing: Releasing,
     ) -> None:
         self._database = database
         self._bus = bus
@@ -50,7 +50,7 @@ class Repair:
         self._settings = settings
         self._staging = staging
         self._counting = counting
-        self._parking = parking
+        self._releasing = releasing
         self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -74,15 +74,16 @@ class Repair:
             self._end_stopped,
             self._advance_again,
             self._fail_abandoned_inputs,
-            self._parking.release_stuck,
+            self._releasing.release_stuck,
             self._ask_for_silent,
             self._forget,
         )
         for part in parts:
             try:
-                await part()
-            except UnavailableError as error:
-                log.warning("repair_postponed", part=part.__name__, error=str(error))
+                async with asyncio.timeout(self._settings.repair_limit):
+                    await part()
+            except (UnavailableError, TimeoutError) as error:
+                log.warning("repair_postponed", part=part.__name__, error=str(error) or "it took too long")
             except Exception:
                 log.exception("repair_failed", part=part.__name__)
 
@@ -147,7 +148,7 @@ class Repair:
             log.warning("page_sent_again", run_id=fed.standing.dataset.run_id, dataset=fed.standing.dataset.dataset, page=sent.page)
             waiting = await wait_store.of_page(self._database, dataset_seq, sent.page)
             try:
-                await self._parking.send_again(fed, sent, waits.still_out(sent.rows, sent.first_index, waiting))
+                await self._releasing.send_again(fed, sent, waits.still_out(sent.rows, sent.first_index, waiting))
             except PageFailed as failed:
                 log.warning("page_not_sent_again", run_id=fed.standing.dataset.run_id, page=sent.page, error=failed.problem.message)
 

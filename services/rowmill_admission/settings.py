@@ -47,6 +47,8 @@ class AdmissionSettings(ServiceSettings):
     feeder_lease: Seconds = 6.0
     feeder_look: Seconds = 1.0
     """How often datasets without a living feeder are looked for."""
+    feeder_failures: int = 5
+    """Times that a dataset's feeders may fail at the same place, by an error that nobody foresaw, before the dataset fails."""
     progress_interval: Seconds = 0.25
     """A dataset's progress is told at most this often."""
     wait_poll: Seconds = 0.25
@@ -61,6 +63,8 @@ class AdmissionSettings(ServiceSettings):
     halt_timeout: Seconds = 30.0
     """How long a pause or resumption waits for the receipt-store's word before it is left to be asked for again."""
 
+    repair_limit: Seconds = 60.0
+    """How long one part of the repair look may take before the next part has its turn."""
     silent_after: Seconds = 30.0
     """A dataset of which nothing was heard for this long is asked for."""
     page_again_after: Seconds = 900.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,19 +60,19 @@ async def end_halts(connection: Connection, run_id: str) -> None:
     await connection.execute(SQL["end_halts"], run_id)
 
 
-async def release_due(database: Database, limit: int) -> list[Wait]:
-    """Mark due rows as being published; they are ours to publish."""
-    return [_wait(row) for row in await database.fetch(SQL["release_due"], limit)]
+async def release_due(database: Database, limit: int, *, but_for: Collection[int]) -> list[Wait]:
+    """Mark due rows as being published, in turn by organisation, then run; they are ours to publish. ``but_for``: not of these datasets."""
+    return [_wait(row) for row in await database.fetch(SQL["release_due"], limit, sorted(but_for))]
 
 
-async def release_ended(database: Database, limit: int) -> list[Wait]:
+async def release_ended(database: Database, limit: int, *, but_for: Collection[int]) -> list[Wait]:
     """The same for rows of runs that were stopped or are over, due or not."""
-    return [_wait(row) for row in await database.fetch(SQL["release_ended"], limit)]
+    return [_wait(row) for row in await database.fetch(SQL["release_ended"], limit, sorted(but_for))]
 
 
-async def release_stuck(database: Database, limit: int, seconds: float) -> list[Wait]:
-    """The same for rows that somebody else began to publish that long ago."""
-    return [_wait(row) for row in await database.fetch(SQL["release_stuck"], limit, seconds)]
+async def release_stuck(database: Database, limit: int, seconds: float, *, but_for: Collection[int]) -> list[Wait]:
+    """The same for rows that somebody began to publish that long ago."""
+    return [_wait(row) for row in await database.fetch(SQL["release_stuck"], limit, seconds, sorted(but_for))]
 
 
 async def released(database: Database, dataset_seq: int, waits: Sequence[Wait]) -> None:

@@ -160,6 +160,8 @@ class Neighbours:
         self.opened: list[DatasetOpened] = []
         self.silent_writer = False
         self.receipts_away = False
+        self.keys_away = False
+        self.nonsense_for: set[str] = set()
         self._changed = asyncio.Condition()
 
     async def join(self) -> None:
@@ -238,10 +240,14 @@ class Neighbours:
     async def _keys(self, delivery: Delivery) -> None:
         request = delivery.message
         assert isinstance(request, KeyPage)
+        if self.keys_away:
+            return
         await self.bus.reply(delivery, PageKeys(keys=[str(msgspec.json.decode(row)["id"] % 7) * 64 for row in request.rows]))
 
     async def _ask(self, delivery: Delivery) -> None:
         match delivery.message:
+            case LookupRows() as request if request.run_id in self.nonsense_for:
+                await self.bus.reply(delivery, RunShown())
             case LookupRows() as request:
                 answer: Message = self.books.look_up(request)
                 if any(row.mark in TERMINAL for row in answer.rows):  # type: ignore[attr-defined]

@@ -170,3 +170,20 @@ class TestPagesAreSentAgain:
         again = [row for tasks in neighbours.tasks if tasks.run_id == run_id and tasks is not lost[0] for row in tasks.rows]
         assert {row.index for row in again} == set(range(50, 100))
         assert {row.attempt for row in again} == {1}
+
+
+class TestFeedersThatFail:
+    @pytest.fixture
+    def settings(self, broker_url: str, database_url: str) -> AdmissionSettings:
+        return AdmissionSettings(broker_url=broker_url, database_url=database_url, time_scale=0.05, feeder_failures=3)
+
+    async def test_an_error_that_nobody_foresaw_fails_the_run_after_a_few_tries(self, neighbours: Neighbours) -> None:
+        run_id = new_run_id()
+        neighbours.nonsense_for.add(run_id)
+        await neighbours.start(run_id, rows=rows(10))
+        assert await finished(neighbours, run_id) == "failed"
+        run = await neighbours.get(run_id)
+        assert run is not None
+        assert run.error is not None
+        assert run.error.code == "admission_failed"
+        assert "page 0 could not be admitted, tried 3 times" in run.error.message

@@ -4,24 +4,55 @@ from __future__ import annotations
 
 import importlib.resources
 import re
+from collections import Counter
+from collections.abc import AsyncIterator
 
 import pytest
 
 from rowmill.runtime.db import Database
-from rowmill_admission.store import SQL
+from rowmill_admission.store import SQL, waits
 
 pytestmark = pytest.mark.servers
 
 
-async def test_every_statement_can_be_prepared(database_url: str) -> None:
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
     database = await Database.connect(database_url, schema="admission", wait=10)
-    try:
-        await database.migrate("rowmill_admission")
-        async with database.pool.acquire() as connection:
-            for name in SQL.names():
-                await connection.prepare(SQL[name])
-    finally:
-        await database.close()
+    await database.migrate("rowmill_admission")
+    yield database
+    await database.close()
+
+
+async def test_every_statement_can_be_prepared(database: Database) -> None:
+    async with database.pool.acquire() as connection:
+        for name in SQL.names():
+            await connection.prepare(SQL[name])
+
+
+async def test_due_rows_are_released_in_turn_by_organisation_then_by_run(database: Database) -> None:
+    for number, (run_id, org) in enumerate([("big", "a"), ("small", "a"), ("other", "b")]):
+        await database.execute(
+            "INSERT INTO runs (run_id, identity, org, play, state, input, inputs, options) VALUES ($1, $1, $2, 'p', 'running', '{}', '[]', '{}')",
+            run_id,
+            org,
+        )
+        await database.execute(
+            "INSERT INTO datasets (run_id, dataset, input_id, definition, page_rows, run_window) VALUES ($1, 'd', 'i', '{}', 200, 2000)", run_id
+        )
+        await database.execute(
+            "INSERT INTO waits (dataset_seq, row_index, key, page, attempt, waits, due_at, reason)"
+            " SELECT dataset_seq, n, 'k', 0, 1, 1, now() - make_interval(secs => 100 - 10 * $2 + n / 1000.0), 'r'"
+            " FROM datasets, generate_series(1, 100) n WHERE run_id = $1",
+            run_id,
+            number,
+        )
+    seqs = {row["run_id"]: row["dataset_seq"] for row in await database.fetch("SELECT run_id, dataset_seq FROM datasets")}
+    first = await waits.release_due(database, 40, but_for=[])
+    assert Counter(wait.dataset_seq for wait in first) == {seqs["big"]: 10, seqs["small"]: 10, seqs["other"]: 20}
+    second = await waits.release_due(database, 40, but_for=[seqs["other"]])
+    assert Counter(wait.dataset_seq for wait in second) == {seqs["big"]: 20, seqs["small"]: 20}
+    assert not {(wait.dataset_seq, wait.row_index) for wait in first} & {(wait.dataset_seq, wait.row_index) for wait in second}
+    assert len(await waits.release_due(database, 1_000, but_for=[])) == 300 - 80
 
 
 def test_every_statement_is_used() -> None:

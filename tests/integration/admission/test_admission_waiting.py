@@ -231,3 +231,20 @@ async def test_what_is_over_is_not_resumed_nor_paused(neighbours: Neighbours) ->
 
 async def waiting_for(neighbours: Neighbours, run_id: str, what: str) -> None:
     await neighbours.until(lambda: any(getattr(event, "waiting_for", None) == what for event in neighbours.events if event.run_id == run_id))
+
+
+async def test_rows_whose_keys_nobody_can_tell_hold_up_no_other_run(neighbours: Neighbours) -> None:
+    keyed, plain = new_run_id(), new_run_id()
+    neighbours.work = parking_first(neighbours, 50)
+    neighbours.dataset = {"key_function": True}
+    await neighbours.start(keyed, rows=rows(5))
+    await neighbours.until(lambda: len(neighbours.sent(keyed)) == 5)
+    neighbours.keys_away = True
+    neighbours.dataset = {}
+    await neighbours.start(plain, rows=rows(5))
+    await neighbours.until(lambda: neighbours.ended(plain))
+    assert neighbours.states(plain)[-1] == "completed"
+    assert not neighbours.ended(keyed)
+    neighbours.keys_away = False
+    await neighbours.until(lambda: neighbours.ended(keyed))
+    assert neighbours.states(keyed)[-1] == "completed"

@@ -99,7 +99,8 @@ def system(_harmed: Harmed, own_servers: PrivateServers) -> Iterator[Harmed]:
     with registry.isolated():
         yield _harmed
     _harmed.network.heal()
-    sys.modules.pop("plays", None)
+    for module in ("plays", "more_plays"):
+        sys.modules.pop(module, None)
     while str(_harmed.project) in sys.path:
         sys.path.remove(str(_harmed.project))
 

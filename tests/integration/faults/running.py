@@ -29,6 +29,7 @@ async def survives(
     system: Harmed, client: Client, word: str, fault: Callable[[], Awaitable[None]], *, rows: int = ROWS, faults: int = 1, within: float = BOUND
 ) -> None:
     """Start a run, let ``fault`` happen in its middle (``faults``: how often it interrupts), and assert that nobody can tell by the outcome."""
+    await asyncio.to_thread(system.provider.reset)
     given = leads(rows, word)
     due = Books.of(row["domain"] for row in given)
     job = await client.start(system.play(), leads=given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,10 +14,12 @@ import pytest
 from tests.integration.faults.proxy import FaultProxy
 
 from rowmill.dev.private import PrivateServers
+from rowmill.runtime import bus as bus_module
 from rowmill.runtime import session as session_module
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery
 from rowmill.runtime.settings import ServiceSettings
+from rowmill.runtime.transport import BrokerConnection
 from rowmill_contracts import topology
 from rowmill_contracts.runs import AdvanceRun, GetRun, RunShown
 
@@ -246,3 +249,25 @@ async def test_stopping_lets_what_is_in_hand_finish_and_takes_nothing_more(broke
         delivery = await asyncio.wait_for(left.get(), BOUND)
     assert delivery.message == AdvanceRun(run_id="not taken")
     assert delivery.deliveries == 1
+
+
+@pytest.mark.long
+async def test_nothing_of_former_sessions_is_kept(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_module, "SETTLED_SECONDS", 0.0)
+    async with echoing(broker_url) as echo:
+        for number in range(10):
+            session = echo.bus._session
+            assert session is not None
+            session.connection.abort()
+            await session.ended.wait()
+            await echo.works(f"after {number}")
+        del session
+        async with asyncio.timeout(BOUND):
+            while len(left := kept()) > 1:
+                await asyncio.sleep(0.2)
+        del left
+
+
+def kept() -> list[session_module.Session]:
+    gc.collect()
+    return [one for one in gc.get_objects() if isinstance(one, session_module.Session)]

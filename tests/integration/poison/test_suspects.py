@@ -14,8 +14,9 @@ from rowmill.runtime.deliveries import Delivery
 from rowmill.runtime.settings import ServiceSettings
 from rowmill.runtime.suspicion import CRASHES
 from rowmill_contracts import topology
-from rowmill_contracts.envelope import Message, decode
+from rowmill_contracts.envelope import Message, decode, encode
 from rowmill_contracts.rows import RowTask, RowTasks
+from rowmill_contracts.runs import AdvanceRun
 
 BOUND = 60.0
 QUEUE = topology.EXECUTOR_ROWS
@@ -130,3 +131,68 @@ async def test_a_poison_row_dies_alone_and_every_row_beside_it_is_handled_once(b
     assert dead[0].headers["x-rowmill-error-type"] == "poison"
     assert (dead[0].headers["x-rowmill-exchange"], dead[0].headers["x-rowmill-key"]) == (topology.EXCHANGE, QUEUE)
     assert not await left(broker_url)
+
+
+async def test_what_is_no_page_dies_at_its_third_delivery_alone(broker_url: str) -> None:
+    await publish(broker_url, AdvanceRun(run_id="deadly"), AdvanceRun(run_id="well"))
+    mortal = Mortal(broker_url, lambda message: "deadly" in names_in(message))
+    dead: list[aio_pika.abc.AbstractIncomingMessage] = []
+    done = asyncio.Event()
+    living = asyncio.create_task(mortal.live(done.is_set))
+    async with asyncio.timeout(BOUND):
+        while not dead or "well" not in mortal.handled:
+            dead += await letters(broker_url)
+            await asyncio.sleep(0.05)
+    done.set()
+    await living
+    assert [letter.headers["x-rowmill-error"] for letter in dead] == ["poison: crashed its consumer 4 times"]
+    assert mortal.handled == {"well": 1}
+    assert not await left(broker_url)
+
+
+async def test_deliveries_that_a_process_outlived_make_nothing_suspect(broker_url: str) -> None:
+    deliveries: list[int] = []
+    suspects: list[bool] = []
+    let_go = asyncio.Event()
+
+    async def slow(delivery: Delivery) -> None:
+        deliveries.append(delivery.deliveries)
+        suspects.append(CRASHES in delivery.headers)
+        await let_go.wait()
+
+    async with Bus(settings(broker_url), service="cut") as bus, asyncio.timeout(BOUND):
+        await bus.consume(QUEUE, slow)
+        await bus.publish(AdvanceRun(run_id="slow"), QUEUE)
+        for cut in range(1, 5):
+            while len(deliveries) < cut:
+                await asyncio.sleep(0.02)
+            if cut < 4:
+                (await bus.live_session()).connection.abort()
+        let_go.set()
+    assert deliveries == [1, 2, 3, 4]
+    assert not any(suspects)
+
+
+async def test_a_suspect_that_a_process_cannot_finish_before_it_stops_does_not_count_as_its_crash(broker_url: str) -> None:
+    """Its stop is no sign of poison: the next process finds it as if it had never been taken."""
+    async with Bus(settings(broker_url), service="publisher") as bus:
+        await bus.publish_body(
+            encode(AdvanceRun(run_id="slow")), AdvanceRun.message_type, topology.suspect(QUEUE), message_id="s", headers={CRASHES: 2}
+        )
+    deliveries: list[int] = []
+
+    async def slow(delivery: Delivery) -> None:
+        deliveries.append(delivery.deliveries)
+        if len(deliveries) < 4:
+            await asyncio.sleep(BOUND)
+
+    async with asyncio.timeout(BOUND):
+        for stop in range(1, 5):
+            async with Bus(settings(broker_url), service="stopping") as bus:
+                await bus.consume(QUEUE, slow)
+                while len(deliveries) < stop:
+                    await asyncio.sleep(0.02)
+        while await left(broker_url):
+            await asyncio.sleep(0.05)
+    assert deliveries == [1, 1, 1, 1]
+    assert not await letters(broker_url)

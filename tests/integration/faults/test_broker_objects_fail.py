@@ -1,0 +1,73 @@
+"""Queues vanish under consumers and publishers, and the broker stops taking messages, in the middle of a run."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aio_pika
+import pytest
+from tests.integration.faults.conftest import Harmed
+from tests.integration.faults.running import survives
+
+from rowmill.client import Client
+from rowmill_contracts import topology
+
+pytestmark = pytest.mark.long
+
+BLOCKED = 3.0
+"""Seconds; at full size this is a minute."""
+
+
+async def delete(system: Harmed, names: list[str]) -> None:
+    async with await aio_pika.connect(system.broker_url) as connection:
+        channel = await connection.channel()
+        for name in names:
+            await channel.queue_delete(name)
+
+
+async def private_queues(system: Harmed) -> list[str]:
+    """The reply queues of services and client, and the services' listening queues as far as others may delete them."""
+    listed = await asyncio.to_thread(system.nodes.broker.control, "list_queues", "name", "exclusive", "--no-table-headers")
+    names = [line.split("\t") for line in listed.splitlines() if "\t" in line]
+    return [name for name, exclusive in names if name.startswith("replies.") and exclusive != "true"]
+
+
+async def test_work_queues_deleted_under_everyone_lose_no_row(system: Harmed, client: Client) -> None:
+    names = [queue.name for queue in topology.WORK_QUEUES if queue.name != topology.ADMISSION_RUNS]
+    await survives(system, client, "queues-deleted", lambda: delete(system, names), within=150)
+
+
+async def test_the_public_queue_is_consumed_again_after_it_was_deleted(system: Harmed, client: Client) -> None:
+    await delete(system, [topology.ADMISSION_RUNS, topology.ADMISSION_INPUTS, topology.ADMISSION_DEAD])
+    await survives(system, client, "public-deleted", lambda: delete(system, [topology.ADMISSION_RUNS]))
+
+
+async def test_reply_queues_deleted_under_everyone_leave_nobody_waiting(system: Harmed, client: Client) -> None:
+    async def fault() -> None:
+        names = await private_queues(system)
+        assert len(names) >= 5
+        await delete(system, names)
+
+    await survives(system, client, "replies-deleted", fault)
+
+
+async def test_a_memory_alarm_stops_the_run_and_its_end_lets_it_go_on(system: Harmed, client: Client) -> None:
+    async def fault() -> None:
+        await asyncio.to_thread(system.nodes.broker.control, "set_vm_memory_high_watermark", "0.00001")
+        try:
+            await asyncio.sleep(BLOCKED)
+        finally:
+            await asyncio.to_thread(system.nodes.broker.control, "set_vm_memory_high_watermark", "0.4")
+
+    await survives(system, client, "memory-alarm", fault)
+
+
+async def test_a_disk_alarm_stops_the_run_and_its_end_lets_it_go_on(system: Harmed, client: Client) -> None:
+    async def fault() -> None:
+        await asyncio.to_thread(system.nodes.broker.control, "set_disk_free_limit", "1000000GB")
+        try:
+            await asyncio.sleep(BLOCKED)
+        finally:
+            await asyncio.to_thread(system.nodes.broker.control, "set_disk_free_limit", "200MB")
+
+    await survives(system, client, "disk-alarm", fault)
