@@ -19,7 +19,6 @@ from rowmill.runtime import session as session_module
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery
 from rowmill.runtime.settings import ServiceSettings
-from rowmill.runtime.transport import BrokerConnection
 from rowmill_contracts import topology
 from rowmill_contracts.runs import AdvanceRun, GetRun, RunShown
 
