@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -250,8 +251,8 @@ async def test_stopping_lets_what_is_in_hand_finish_and_takes_nothing_more(broke
     assert delivery.deliveries == 1
 
 
-@pytest.mark.long
-async def test_nothing_of_former_sessions_is_kept(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_of_former_sessions_is_kept(broker_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="aiormq")  # what pytest captures of its warnings keeps tracebacks, and with them connections
     monkeypatch.setattr(bus_module, "SETTLED_SECONDS", 0.0)
     async with echoing(broker_url) as echo:
         for number in range(10):
