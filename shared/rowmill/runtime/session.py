@@ -71,6 +71,7 @@ class Session:
         self._single_active: set[str] = set()
         self._attached: dict[str, _Attached] = {}
         self._declaring: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         connection.close_callbacks.add(self._connection_closed)
 
     @classmethod
@@ -264,9 +265,15 @@ class Session:
     # ---- the end ----------------------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End the session, and the connection within a few seconds, whatever the broker does."""
+        """End the session, and the connection within a few seconds, whatever the broker does.
+
+        Whoever closes waits for the same goodbye: the library answers a second close at once, and to abort then would cut the first one off, with
+        acknowledgements that the broker has not read yet.
+        """
         self.end("closed by us")
-        await close(self.connection)
+        if self._closing is None:
+            self._closing = asyncio.create_task(close(self.connection), name="session closing")
+        await asyncio.shield(self._closing)
 
     def end(self, reason: BaseException | str | None) -> None:
         """Declare the session over; the first reason stays."""

@@ -68,6 +68,14 @@ class BrokerConnection(aio_pika.Connection):
         self._opening = _Remembering()
         self.kwargs["transport_factory"] = self._opening
 
+    async def connect(self, timeout: float | None = None) -> None:
+        """As the library's; an attempt that failed is closed, else its destructor tries to, where there may be no loop any more."""
+        try:
+            await super().connect(timeout)
+        except BaseException:
+            await self.close()
+            raise
+
     def abort(self) -> None:
         """Drop the connection without a word: nothing that is buffered is sent, nobody is waited for."""
         if self._opening.writer is not None:

@@ -41,10 +41,11 @@ other = 5
 
 @pytest.fixture(autouse=True)
 def own_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test has its own import path, modules and environment."""
+    """Each test has its own import path, modules and environment: other tests may have loaded a project, whose `plays` would be found here too."""
     for name in [name for name in os.environ if name.startswith("ROWMILL_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if not (Path(place) / "plays.py").exists()])
+    monkeypatch.delitem(sys.modules, "plays", raising=False)
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:

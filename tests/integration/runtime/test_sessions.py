@@ -1,0 +1,52 @@
+"""How connections to a real broker begin and end: a failed attempt leaves nothing behind, a stop says goodbye before it hangs up."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+
+import pytest
+
+from rowmill.runtime.bus import Bus
+from rowmill.runtime.settings import ServiceSettings
+from rowmill.runtime.transport import TRANSPORT_ERRORS, BrokerConnection, connect
+
+
+async def test_a_stop_hangs_up_only_after_the_broker_has_said_goodbye(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was acknowledged before is then known to the broker: an abort discards what it has not read."""
+    said_goodbye: list[bool] = []
+    abort = BrokerConnection.abort
+
+    def watched(connection: BrokerConnection) -> None:
+        said_goodbye.append(connection.is_closed)
+        abort(connection)
+
+    monkeypatch.setattr(BrokerConnection, "abort", watched)
+    async with Bus(ServiceSettings(broker_url=broker_url, time_scale=0.05), service="test"):
+        pass
+    assert said_goodbye
+    assert all(said_goodbye)
+
+
+async def test_who_closes_a_session_that_is_being_closed_waits_for_its_end(broker_url: str) -> None:
+    async with Bus(ServiceSettings(broker_url=broker_url, time_scale=0.05), service="test") as bus:
+        session = await bus.live_session()
+        first = asyncio.create_task(session.close())
+        await asyncio.sleep(0)
+        await session.close()
+        assert session.connection.is_closed
+        await first
+
+
+def test_an_attempt_to_connect_that_failed_leaves_nothing_to_close() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody answers there
+
+        async def attempt() -> None:
+            with pytest.raises(TRANSPORT_ERRORS):
+                await connect(f"amqp://guest:guest@127.0.0.1:{taken.getsockname()[1]}/", name="test", heartbeat=8, timeout=5.0)
+
+        asyncio.run(attempt())
+    gc.collect()  # where the destructor would close it, outside of any loop; an error there fails the test
+    assert not [left for left in gc.get_objects() if isinstance(left, BrokerConnection) and not left.is_closed]
