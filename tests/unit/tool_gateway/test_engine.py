@@ -341,6 +341,33 @@ async def test_without_the_shards_lease_nothing_is_sent_and_calls_are_deferred(s
     await rig.stop()
 
 
+async def test_what_was_claimed_is_not_sent_once_the_shards_lease_has_lapsed(settings: ToolGatewaySettings) -> None:
+    """The claim was granted under a lease that held then; the right to spend is looked at again before each request."""
+    rig = Rig(settings.model_copy(update={"claim_ahead": 10.0, "hand": 60.0}))
+    answer = asyncio.Event()
+
+    async def held(request: HttpRequest) -> HttpResponse:
+        await answer.wait()
+        return await answering({"email": "a"})(request)
+
+    rig.port.script = held
+    find = find_tool(concurrency=1)
+    first, second = rig.item(find, {"domain": "a.example"}), rig.item(find, {"domain": "b.example"})
+    async with asyncio.timeout(10):
+        rig.hand_in([first, second])
+        while rig.bus.claims < 2 or not rig.port.requests:
+            await asyncio.sleep(0)
+        rig.bus.silent.add(LeaseShard)
+        for lease in rig.engine.shards._leases.values():
+            lease.until = float("-inf")
+        answer.set()
+        assert (await rig.bus.outcome(first.call_id)).outcome == "completed"
+        for _ in range(100):
+            await asyncio.sleep(0)
+    assert len(rig.port.requests) == 1
+    await rig.stop()
+
+
 async def test_a_refused_term_stops_spending_until_the_shard_is_leased_anew(rig: Rig) -> None:
     find = find_tool()
     await rig.ask([rig.item(find, {"domain": "a.example"})])
