@@ -36,7 +36,8 @@ class ToolFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 class CallItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One call. ``call_id`` is unique in the asking process and comes back in the answer; ``row``: ``<dataset>/<row key>``, who asks (and pays);
-    ``asked``: when this call was first asked for, seconds since the epoch, kept over parking.
+    ``asked``: when this call was first asked for, seconds since the epoch, kept over parking;
+    ``max_wait``: seconds that it waits for a provider that does not serve.
     """
 
     call_id: str

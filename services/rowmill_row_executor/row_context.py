@@ -126,7 +126,7 @@ class RowCalls:
 
 
 class RowTools(Tools):
-    """``ctx.tools`` of a row. ``max_wait``: seconds that a call may wait in all, in a leg of a waterfall."""
+    """``ctx.tools`` of a row. ``max_wait``: seconds that a leg of a waterfall waits for a provider that does not serve."""
 
     __slots__ = ("_calls", "_max_wait")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import subprocess
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -74,7 +75,7 @@ class ComposeProject:
         return done.stdout
 
 
-class _ComposeNode:
+class _ComposeNode(ABC):
     kind = "compose"
     _service: str
 
@@ -82,8 +83,8 @@ class _ComposeNode:
         self._project = project
 
     @property
-    def url(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def url(self) -> str: ...
 
     @property
     def running(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from urllib.parse import urlsplit, urlunsplit
 
 from rowmill.dev import databases
@@ -18,7 +19,7 @@ def without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=address))
 
 
-class _ExternalServer:
+class _ExternalServer(ABC):
     kind = "external"
     _name: str
     _variable: str
@@ -27,8 +28,8 @@ class _ExternalServer:
         self.url = url
 
     @property
-    def running(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def running(self) -> bool: ...
 
     def start(self) -> None:
         """Only looks whether it answers; raises ServersUnavailable if not."""
