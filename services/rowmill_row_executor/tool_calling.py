@@ -70,7 +70,8 @@ def prepare(
     """Check a call and make the item that travels.
 
     ``caller``: ``<dataset>/<row key>``, or empty for the body. ``asked``: when it was first asked for, seconds since the epoch. ``max_wait``: seconds
-    that it waits for a provider that does not serve (its tool's own limit bounds every wait). Raises `InputInvalid` naming field and value, `UnknownName`, `DefinitionError`.
+    that it waits for a provider that does not serve (its tool's own limit bounds every wait). Raises `InputInvalid` naming field and value,
+    `UnknownName`, `DefinitionError`.
     """
     definition = tool_of(tool)
     encoded = canonical(definition.encode_input(input))

@@ -39,7 +39,7 @@ class _ExternalServer(ABC):
                 f"start it, or unset {self._variable} to have rowmill start a private one"
             )
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027 - nothing to do is the whole of it
         """Leaves it running: it is not ours."""
 
     def kill(self) -> None:
@@ -54,7 +54,7 @@ class _ExternalServer(ABC):
     def resume(self) -> None:
         raise self._not_ours("resume")
 
-    def delete(self) -> None:
+    def delete(self) -> None:  # noqa: B027 - likewise
         """Leaves it and its data alone: they are not ours."""
 
     def describe(self) -> dict[str, object]:
