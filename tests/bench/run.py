@@ -61,17 +61,22 @@ class Bench:
         rows = self.given.rows or 5_000
         for size in [rows, 20_000] if self.given.full else [rows]:
             label = f"W1 {size} rows, {latency_ms:g} ms"
-            samples, peers = [], {"plain aiohttp": [], "bare aio-pika": []}  # type: ignore[var-annotated]
+            names = ("plain aiohttp", "aiohttp, results thrown away", "bare aio-pika")
+            samples: list[Sample] = []
+            peers: dict[str, list[float]] = {name: [] for name in names}
             self.rig.provider.control(latency_ms=latency_ms)
             for _ in range(self.given.repeat):
                 samples.append(await self.sample(label, "scalar", self.csv(size), size, size))
                 if self.given.no_peers:
                     continue
-                for name, script, urls in (
-                    ("plain aiohttp", "plain_aiohttp.py", [self.rig.provider.url]),
-                    ("bare aio-pika", "plain_aio_pika.py", [self.rig.broker_url, self.rig.database_url, self.rig.provider.url]),
+                path = str(self.csv(size))
+                provider, database = self.rig.provider.url, self.rig.database_url
+                for name, script, urls, options in (
+                    (names[0], "plain_aiohttp.py", [provider], ["--csv", path, "--database", database]),
+                    (names[1], "plain_aiohttp.py", [provider], []),
+                    (names[2], "plain_aio_pika.py", [self.rig.broker_url, database, provider], []),
                 ):
-                    result = await asyncio.to_thread(peer, script, *urls, new_prefix(), str(size))
+                    result = await asyncio.to_thread(peer, script, *urls, new_prefix(), str(size), *options)
                     peers[name].append(result["rows"] / result["seconds"])
                     print_peer(name, result)
             self.rig.provider.control(latency_ms=0.0)
