@@ -201,17 +201,27 @@ class ShardsLeased(Message, frozen=True, kw_only=True):
 
 @message()
 class HaltRun(Message, frozen=True, kw_only=True):
-    """From this commit claims and confirms of the run answer ``halted`` (``resume`` lifts a halt, never a stop)."""
+    """From this commit claims and confirms of the run answer ``halted`` (``resume`` lifts a halt, never a stop).
+
+    ``decision`` numbers what was decided on the run: an older one than the newest that was stored changes nothing, unless it is a stop, which
+    stands whatever was decided before or after. A numbered decision is whole: its ``budget`` replaces the former one. 0: not numbered, applies to
+    runs of which no numbered decision is known, and leaves the budget as it is where it names none.
+    """
 
     run_id: str
     action: Literal["stop", "halt", "resume"]
     reason: str = ""
     budget: Decimal | None = None
+    decision: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 @message()
 class RunHalted(Message, frozen=True, kw_only=True):
+    """How the run stands now, and why. ``superseded``: a newer decision was stored before, and this one changed nothing."""
+
     state: Literal["running", "halted", "stopped"]
+    superseded: bool = False
+    reason: str = ""
 
 
 # ---- operators --------------------------------------------------------------------------------------------------------------------------

@@ -1,21 +1,23 @@
 """Runs that wait for a person: halted (a spent budget, an unpaid provider), paused, resumed (DESIGN.md, "Stop and halt").
 
-The receipt-store is told through what the run owes, in the order in which it was decided, so that no halt arrives after the resumption that lifts it.
+The receipt-store is told through what the run owes, in the order in which it was decided; decisions are numbered, so that a late copy of one changes
+nothing.
 A resumption takes two commits: first the receipt-store is to lift the halt, and once it has, the rows that waited are due.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
-from decimal import Decimal
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from rowmill.errors import UnavailableError
 from rowmill.runtime.db import Connection, Database
 from rowmill.runtime.deliveries import Rejected
+from rowmill_admission.decisions import decision_on
 from rowmill_admission.endings import counts_of, want_advance
 from rowmill_admission.owed import Owed, Postman
 from rowmill_admission.running import Runs
@@ -25,9 +27,8 @@ from rowmill_admission.store import owed
 from rowmill_admission.store import runs as run_store
 from rowmill_admission.store import waits as wait_store
 from rowmill_contracts.events import Control
-from rowmill_contracts.receipts import HaltRun
 from rowmill_contracts.runs import GetRun, PauseRun, ResumeRun, RunShown
-from rowmill_contracts.topology import CONTROL, RECEIPTS_SETTLE
+from rowmill_contracts.topology import CONTROL
 
 PAUSE: Final = "pause"
 HALTED_CALL: Final = "halted:"
@@ -42,7 +43,7 @@ async def halt_run(connection: Connection, run: Run, reason: str) -> list[str]:
     await owed.add(
         connection,
         told(run, "waiting", await counts_of(connection, run.run_id), waiting_for=reason),
-        _to_receipts(run.run_id, "halt", reason),
+        await decision_on(connection, run, "halt", reason),
         Owed(run.run_id, Control(run_id=run.run_id, action="halt"), "", CONTROL),
     )
     return [run.run_id]
@@ -90,8 +91,9 @@ class Halting:
             if run is None or run.over or run.stopped or not (_waits_for_a_person(run) or budget is not None):
                 return False
             if budget is not None:
-                await run_store.set_options(connection, run.run_id, msgspec.structs.replace(run.options, budget=budget))
-            await owed.add(connection, _to_receipts(run.run_id, "resume", "resumed", budget))
+                run = dataclasses.replace(run, options=msgspec.structs.replace(run.options, budget=budget))
+                await run_store.set_options(connection, run.run_id, run.options)
+            await owed.add(connection, await decision_on(connection, run, "resume", "resumed"))
             return True
 
         async def go_on(connection: Connection) -> None:
@@ -129,7 +131,3 @@ class Halting:
 
 def _waits_for_a_person(run: Run) -> bool:
     return run.halt_reason is not None or (run.waiting_for or "").startswith(HALTED_CALL)
-
-
-def _to_receipts(run_id: str, action: Literal["halt", "resume"], reason: str, budget: Decimal | None = None) -> Owed:
-    return Owed(run_id, HaltRun(run_id=run_id, action=action, reason=reason, budget=budget), RECEIPTS_SETTLE, asked=True)

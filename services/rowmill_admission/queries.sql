@@ -58,6 +58,10 @@ UPDATE runs SET state = 'waiting', waiting_for = $2, changed_at = now() WHERE ru
 -- name: halt_run
 UPDATE runs SET state = 'waiting', waiting_for = $2, halt_reason = $2, changed_at = now() WHERE run_id = $1
 
+-- name: decide_run
+-- The number of the decision that is being taken.
+UPDATE runs SET decision = decision + 1 WHERE run_id = $1 RETURNING decision
+
 -- name: set_options
 UPDATE runs SET options = $2 WHERE run_id = $1
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from rowmill.runtime.db import Connection, Database
 from rowmill.runtime.deliveries import Delivery, Rejected
 from rowmill_admission import inputs, runs
 from rowmill_admission.datasets import Dataset, summary
+from rowmill_admission.decisions import decision_on
 from rowmill_admission.endings import end_run, want_advance
 from rowmill_admission.owed import Owed, Postman
 from rowmill_admission.runs import Run
@@ -23,7 +23,6 @@ from rowmill_admission.store import runs as run_store
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.envelope import NULL
 from rowmill_contracts.events import Control
-from rowmill_contracts.receipts import HaltRun
 from rowmill_contracts.runs import (
     EventArrived,
     GetRun,
@@ -42,7 +41,7 @@ from rowmill_contracts.runs import (
     TakeRun,
     TermAnswer,
 )
-from rowmill_contracts.topology import CONTROL, RECEIPTS_SETTLE
+from rowmill_contracts.topology import CONTROL
 
 
 class Runs:
@@ -91,7 +90,8 @@ class Runs:
     async def _begin(self, connection: Connection, run: Run, staged: Sequence[str]) -> None:
         """What a run that was just stored owes: its first event, its budget at the receipt-store, then its body. ``staged``: by clients."""
         if run.over:
-            await owed.add(connection, runs.told(run, "cancelled", runs.total([])), _halt(run, "stop", run.stop_reason or ""))
+            stop = await decision_on(connection, run, "stop", run.stop_reason or "")
+            await owed.add(connection, runs.told(run, "cancelled", runs.total([])), stop)
             return
         known = await input_store.lock(connection, staged) if staged else {}
         failed = next((each.error for each in known.values() if each.state == "failed"), None)
@@ -102,7 +102,7 @@ class Runs:
             return
         if staged:
             await input_store.touch(connection, list(known))
-        budget = [] if run.options.budget is None else [_halt(run, "resume", "budget")]
+        budget = [] if run.options.budget is None else [await decision_on(connection, run, "resume", "budget")]
         await owed.add(connection, queued, *budget, runs.advance(run.run_id, "started"))
 
     async def stop(self, request: RunStop) -> None:
@@ -117,7 +117,7 @@ class Runs:
             await run_store.stop(connection, run.run_id, request.reason)
             await owed.add(
                 connection,
-                _halt(run, "stop", request.reason),
+                await decision_on(connection, run, "stop", request.reason),
                 Owed(run.run_id, Control(run_id=run.run_id, action="stop"), "", CONTROL),
             )
             if not await dataset_store.any_open(connection, run.run_id):
@@ -256,11 +256,6 @@ def _staged_inputs(start: RunStart, run_id: str) -> list[StagedInput]:
     if isinstance(start.input_ref, str):
         return [StagedInput(input_id=start.input_ref)]
     return [StagedInput(input_id=input_id, field=field) for field, input_id in (start.input_ref or {}).items()]
-
-
-def _halt(run: Run, action: Literal["stop", "resume"], reason: str) -> Owed:
-    request = HaltRun(run_id=run.run_id, action=action, reason=reason, budget=run.options.budget)
-    return Owed(run.run_id, request, RECEIPTS_SETTLE, asked=True)
 
 
 def _accounts(stored: list[Dataset]) -> Problem | None:

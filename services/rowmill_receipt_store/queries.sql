@@ -312,14 +312,28 @@ FROM shards WHERE shard = ANY ($2::integer[]);
 LOCK TABLE runs IN EXCLUSIVE MODE;
 
 -- name: halt_run
--- Stop, halt or resume a run, whether or not it is known; a stopped run stays stopped. $4: a budget, null to leave it as it is.
-INSERT INTO runs AS r (run_id, state, reason, budget, charged)
-SELECT $1::text, $2::text, $3::text, $4::numeric, coalesce(sum(coalesce(c.spent, c.reserved)), 0) FROM charges c WHERE c.run_id = $1::text
+-- Stop, halt or resume a run, whether or not it is known. $5: the number of the decision; one that is not newer than that which the run stands under
+-- changes nothing, but for a stop, which stands whatever else was decided. $4: the budget; of an unnumbered decision (0) null leaves it as it is.
+INSERT INTO runs AS r (run_id, state, reason, budget, charged, decision)
+SELECT $1::text, $2::text, $3::text, $4::numeric, coalesce(sum(coalesce(c.spent, c.reserved)), 0), $5::bigint FROM charges c WHERE c.run_id = $1::text
 ON CONFLICT (run_id) DO UPDATE SET
-    state = CASE r.state WHEN 'stopped' THEN 'stopped' ELSE excluded.state END,
-    reason = CASE r.state WHEN 'stopped' THEN r.reason ELSE excluded.reason END,
-    budget = coalesce(excluded.budget, r.budget)
-RETURNING state;
+    state = CASE
+        WHEN 'stopped' IN (r.state, excluded.state) THEN 'stopped'
+        WHEN excluded.decision > r.decision OR r.decision = 0 THEN excluded.state
+        ELSE r.state
+    END,
+    reason = CASE
+        WHEN r.state = 'stopped' THEN r.reason
+        WHEN excluded.state = 'stopped' OR excluded.decision > r.decision OR r.decision = 0 THEN excluded.reason
+        ELSE r.reason
+    END,
+    budget = CASE
+        WHEN excluded.decision > r.decision THEN excluded.budget
+        WHEN r.decision = 0 THEN coalesce(excluded.budget, r.budget)
+        ELSE r.budget
+    END,
+    decision = greatest(r.decision, excluded.decision)
+RETURNING state, reason, decision;
 
 -- name: receipts_named
 -- What an operator sees of receipts with keys from $1 to $2, at most three: enough to say that a name fits several.

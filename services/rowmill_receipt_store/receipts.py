@@ -234,9 +234,11 @@ class Receipts:
         return ShardsLeased(shards=await act(request.holder, request.shards))
 
     async def halt_run(self, request: HaltRun) -> RunHalted:
-        """Stop, halt or resume a run, or give it a budget; claims and confirmations answered after it know."""
-        state = await self._store.halt_run(request.run_id, _STATES[request.action], reason=request.reason, budget=request.budget)
-        return RunHalted(state=state)
+        """Stop, halt or resume a run, or give it a budget, unless a newer decision came first; claims and confirmations answered after it know."""
+        standing = await self._store.halt_run(
+            request.run_id, _STATES[request.action], reason=request.reason, budget=request.budget, decision=request.decision
+        )
+        return RunHalted(state=standing.state, reason=standing.reason, superseded=request.decision < standing.decision)
 
 
 async def _in_rounds(items: Sequence[ItemT], carry_out: Callable[[Sequence[ItemT]], Awaitable[list[AnswerT]]]) -> list[AnswerT]:

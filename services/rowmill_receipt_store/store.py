@@ -100,6 +100,14 @@ class Sought(msgspec.Struct, frozen=True):
     shard: int | None = None
 
 
+class RunStanding(msgspec.Struct, frozen=True):
+    """How a run stands, and under which decision of admission (0: none that was numbered)."""
+
+    state: RunState
+    reason: str
+    decision: int
+
+
 ItemT = TypeVar("ItemT", Lease, Completed, Failed, DispatchCost, Sought)
 
 
@@ -285,13 +293,15 @@ class Store:
         await self._database.execute(QUERIES["release_shards"], self._offset, holder, sorted(set(shards)))
         return [ShardLease(shard=shard, held=False) for shard in shards]
 
-    async def halt_run(self, run_id: str, state: RunState, *, reason: str, budget: Decimal | None) -> RunState:
-        """Set a run's state and, unless None, its budget; a stopped run stays stopped. Claims under way end first, later ones see it."""
+    async def halt_run(self, run_id: str, state: RunState, *, reason: str, budget: Decimal | None, decision: int) -> RunStanding:
+        """Set a run's state and budget, unless a newer decision is stored; a stopped run stays stopped. Claims under way end first, later ones
+        see it.
+        """
 
-        async def work(connection: Connection) -> RunState:
+        async def work(connection: Connection) -> RunStanding:
             await connection.execute(QUERIES["bar_claims"])
-            now: RunState = await connection.fetchval(QUERIES["halt_run"], run_id, state, reason, budget)
-            return now
+            row: Any = await connection.fetchrow(QUERIES["halt_run"], run_id, state, reason, budget, decision)
+            return RunStanding(row["state"], row["reason"], row["decision"])
 
         return await self._database.transact(work)
 

@@ -69,6 +69,8 @@ class Shard:
 @dataclass
 class Run:
     state: str = "running"
+    reason: str = ""
+    decision: int = 0
     budget: Decimal | None = None
     charges: dict[tuple[str, int], Decimal] = field(default_factory=dict)
 
@@ -289,11 +291,15 @@ class MemoryReceipts:
 
     def _halt(self, request: HaltRun) -> RunHalted:
         run = self._run(request.run_id)
-        if run.state != "stopped":
+        newer = request.decision > run.decision or run.decision == 0
+        if run.state != "stopped" and (newer or request.action == "stop"):
             run.state = {"stop": "stopped", "halt": "halted", "resume": "running"}[request.action]
-        if request.budget is not None:
+            run.reason = request.reason
+        if newer and (request.budget is not None or request.decision):
             run.budget = request.budget
-        return RunHalted(state=run.state)  # type: ignore[arg-type]  # one of the three
+        run.decision = max(run.decision, request.decision)
+        superseded = request.decision < run.decision
+        return RunHalted(state=run.state, reason=run.reason, superseded=superseded)  # type: ignore[arg-type]  # one of the three
 
 
 def _serves(output: ClaimAnswer, claim: Claim) -> bool:

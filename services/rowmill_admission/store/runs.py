@@ -136,6 +136,12 @@ async def resumed_within(connection: Connection, run_id: str, seconds: float) ->
     return found
 
 
+async def decide(connection: Connection, run_id: str) -> int:
+    """Raise the run's decision number and answer it."""
+    number: int = await connection.fetchval(SQL["decide_run"], run_id)
+    return number
+
+
 async def set_options(connection: Connection, run_id: str, options: RunOptions) -> None:
     await connection.execute(SQL["set_options"], run_id, json_of(options))
 

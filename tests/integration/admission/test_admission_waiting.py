@@ -10,7 +10,7 @@ import pytest
 from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, rows, settled
 
 from rowmill_contracts.rows import RowTasks, SettledRow
-from rowmill_contracts.runs import ParkedRow, PauseRun, ResumeRun, RowsParked, RunShown, RunStop
+from rowmill_contracts.runs import ParkedRow, PauseRun, ResumeRun, RowsParked, RunOptions, RunShown, RunStop
 from rowmill_contracts.topology import ADMISSION_ASKS, ADMISSION_PARKED, RUNS_STOP
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("admission")]
@@ -214,6 +214,26 @@ async def test_a_resumption_waits_for_the_receipt_store(neighbours: Neighbours) 
 
     await asking
     await neighbours.until(lambda: neighbours.ended(run_id))
+
+
+async def test_decisions_on_a_run_are_numbered_in_their_order_and_each_is_whole(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = lambda _tasks: []
+    await neighbours.start(run_id, rows=rows(5), options=RunOptions(budget=Decimal(3)))
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 5)
+    for _ in range(2):
+        await neighbours.bus.ask(PauseRun(run_id=run_id), ADMISSION_ASKS, RunShown)
+        await neighbours.bus.ask(ResumeRun(run_id=run_id), ADMISSION_ASKS, RunShown)
+    await neighbours.bus.ask(ResumeRun(run_id=run_id, budget=Decimal(5)), ADMISSION_ASKS, RunShown)
+    await neighbours.bus.publish(RunStop(run_id=run_id, reason="enough"), RUNS_STOP)
+    await neighbours.until(lambda: any(halt.run_id == run_id and halt.action == "stop" for halt in neighbours.halts))
+    for tasks in [tasks for tasks in neighbours.tasks if tasks.run_id == run_id]:
+        await neighbours.settle(tasks, [settled(row, "cancelled") for row in tasks.rows])
+
+    told = {halt.decision: (halt.action, halt.budget) for halt in neighbours.halts if halt.run_id == run_id}
+    three, five = Decimal(3), Decimal(5)
+    assert list(told) == [1, 2, 3, 4, 5, 6, 7]
+    assert list(told.values()) == [*[("resume", three), ("halt", three)] * 2, ("resume", three), ("resume", five), ("stop", five)]
 
 
 async def test_what_is_over_is_not_resumed_nor_paused(neighbours: Neighbours) -> None:

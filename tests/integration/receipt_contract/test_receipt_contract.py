@@ -234,6 +234,17 @@ async def test_a_stopped_run_neither_claims_nor_confirms_and_stays_stopped(store
     assert (await store.claim(key, "lease-2", run_id=f"{store.run}-other")).state == "granted"
 
 
+async def test_a_late_copy_of_an_older_decision_changes_nothing(store: Asker, key: str) -> None:
+    await store.ask(HaltRun(run_id=store.run, action="resume", budget=Decimal(1), decision=1), RunHalted)
+    await store.ask(HaltRun(run_id=store.run, action="halt", budget=Decimal(1), reason="pause", decision=2), RunHalted)
+    late = await store.ask(HaltRun(run_id=store.run, action="resume", budget=Decimal(1), decision=1), RunHalted)
+    assert (late.state, late.superseded, late.reason) == ("halted", True, "pause")
+    assert (await store.claim(key)).state == "halted"
+    newer = await store.ask(HaltRun(run_id=store.run, action="resume", decision=3), RunHalted)
+    assert (newer.state, newer.superseded) == ("running", False)
+    assert (await store.claim(key, cost=Decimal(5))).state == "granted"
+
+
 async def test_a_budget_is_reserved_spent_and_refunded(store: Asker, key: str) -> None:
     await store.halt("resume", budget="0.02")
     keys = [secrets.token_hex(32) for _ in range(4)]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from rowmill.runtime.db import Database
-from rowmill_contracts.receipts import Claim, ClaimAnswer, ClaimReceipts, ConfirmAnswer, HaltRun, LeaseShard, ShardLease, StoreAnswer
+from rowmill_contracts.receipts import Claim, ClaimAnswer, ClaimReceipts, ConfirmAnswer, HaltRun, LeaseShard, RunHalted, ShardLease, StoreAnswer
 from rowmill_contracts.tools import ToolFailure
 from rowmill_receipt_store.leases import Wanted
 from rowmill_receipt_store.receipts import Receipts
@@ -84,9 +84,11 @@ class Caller:
         failed = Failed(key=key, lease_id=self.lease, dispatch=dispatch, run_id=self.run, becomes=becomes, failure=FAILURE, refund=refund)
         return (await self.receipts.fail([failed]))[0]
 
-    async def halt(self, action: Literal["stop", "halt", "resume"], budget: str | None = None) -> str:
-        request = HaltRun(run_id=self.run, action=action, budget=None if budget is None else Decimal(budget))
-        return (await self.receipts.halt_run(request)).state
+    async def halt(self, action: Literal["stop", "halt", "resume"], budget: str | None = None, **facts: Any) -> str:
+        return (await self.decided(action, budget=None if budget is None else Decimal(budget), **facts)).state
+
+    async def decided(self, action: Literal["stop", "halt", "resume"], **facts: Any) -> RunHalted:
+        return await self.receipts.halt_run(HaltRun(run_id=self.run, action=action, **facts))
 
     async def lease_shard(self, holder: str, shard: int, *, release: bool = False) -> ShardLease:
         return (await self.receipts.lease_shards(LeaseShard(holder=holder, shards=[shard], release=release))).shards[0]

@@ -24,8 +24,11 @@ FILL = (
     FROM generate_series($1::bigint, $2::bigint) AS n
     """,
     "INSERT INTO failures SELECT sha256(n::text::bytea), 'run', 1, '{}', now() FROM generate_series($1::bigint, $2::bigint) AS n",
-    "INSERT INTO charges SELECT 'run' || n % 10, sha256(n::text::bytea), 1, 0.01 FROM generate_series($1::bigint, $2::bigint) AS n",
-    "INSERT INTO runs SELECT 'run' || n, 'running', '', NULL, 0 FROM generate_series($1::bigint, $2::bigint) AS n",
+    """
+    INSERT INTO charges (run_id, key, dispatch, reserved)
+    SELECT 'run' || n % 10, sha256(n::text::bytea), 1, 0.01 FROM generate_series($1::bigint, $2::bigint) AS n
+    """,
+    "INSERT INTO runs (run_id, state, reason, charged) SELECT 'run' || n, 'running', '', 0 FROM generate_series($1::bigint, $2::bigint) AS n",
 )
 
 
