@@ -37,6 +37,7 @@ class App:
                 queued_lease=settings.queued_lease,
                 running_lease=settings.running_lease,
                 shard_lease=settings.shard_lease,
+                shard_grace=settings.shard_grace,
                 answer_bytes=settings.answer_bytes,
             ),
             held_poll=settings.held_poll,

@@ -283,28 +283,41 @@ WITH accounts AS MATERIALIZED (
 SELECT count(*) FROM booked;
 
 -- name: lease_shards
--- Take shards that are free, given up or expired, and renew those that the holder has. The term rises at each change of hands; taking an
--- expired shard ends the leases of its former terms. $2: life of a shard lease.
+-- Take shards that are free or given up, renew those that the holder has, and take those whose lease has lapsed and whose holder did not come
+-- back although others have asked for the shard for $3. Asking counts from its beginning again after a silence of half of that: while nobody was
+-- served, the holder could not renew either. The term rises at each change of hands; taking a lapsed shard ends the leases of its former terms.
+-- $2: life of a shard lease.
 INSERT INTO shards AS s (shard, term, holder, expires_at, ended_term)
-SELECT shard, 1, $3::text, now() + $1::interval + $2::interval, 0 FROM unnest($4::integer[]) AS shard ORDER BY shard
-ON CONFLICT (shard) DO UPDATE SET
-    term = CASE WHEN s.holder = excluded.holder THEN s.term ELSE s.term + 1 END,
-    ended_term = CASE WHEN s.holder <> excluded.holder THEN s.term ELSE s.ended_term END,
-    holder = excluded.holder,
-    expires_at = excluded.expires_at
-WHERE s.holder IS NULL OR s.holder = excluded.holder OR s.expires_at <= now() + $1::interval
-RETURNING shard, term;
+SELECT shard, 1, $4::text, now() + $1::interval + $2::interval, 0 FROM unnest($5::integer[]) AS shard ORDER BY shard
+ON CONFLICT (shard) DO UPDATE SET (term, holder, expires_at, ended_term, contested_since, contested_at) = (
+    SELECT
+        CASE WHEN k.changes THEN s.term + 1 ELSE s.term END,
+        CASE WHEN k.gets THEN excluded.holder ELSE s.holder END,
+        CASE WHEN k.gets THEN excluded.expires_at ELSE s.expires_at END,
+        CASE WHEN k.changes AND s.holder IS NOT NULL THEN s.term ELSE s.ended_term END,
+        CASE WHEN NOT k.gets THEN k.since END,
+        CASE WHEN NOT k.gets THEN k.at END
+    FROM (
+        SELECT
+            c.since, c.at, s.holder IS DISTINCT FROM excluded.holder AND c.ends AS changes, c.ends OR s.holder = excluded.holder AS gets
+        FROM (
+            SELECT w.since, w.at, s.holder IS NULL OR s.expires_at <= w.at AND w.since <= w.at - $3::interval AS ends
+            FROM (
+                SELECT
+                    now() + $1::interval AS at,
+                    CASE WHEN s.contested_at >= now() + $1::interval - $3::interval / 2 THEN s.contested_since
+                        ELSE now() + $1::interval END AS since
+            ) AS w
+        ) AS c
+    ) AS k
+)
+RETURNING shard, term, holder = $4::text AS held, greatest(0, extract(epoch FROM expires_at - now() - $1::interval))::float8 AS seconds;
 
 -- name: release_shards
 -- Give shards up: nobody holds them, and nothing more is claimed or confirmed under their term.
 UPDATE shards SET holder = NULL, expires_at = now() + $1::interval
 WHERE shard IN (SELECT shard FROM shards WHERE shard = ANY ($3::integer[]) AND holder = $2::text ORDER BY shard FOR NO KEY UPDATE)
 RETURNING shard;
-
--- name: shards
--- Terms, and the seconds until an unrenewed lease may be taken.
-SELECT shard, term, greatest(0, extract(epoch FROM expires_at - now() - $1::interval))::float8 AS seconds
-FROM shards WHERE shard = ANY ($2::integer[]);
 
 -- name: bar_claims
 -- Wait for the claims, confirmations and settlements under way, and let none begin before our commit: what is stored after it sees the run

@@ -114,11 +114,14 @@ ItemT = TypeVar("ItemT", Lease, Completed, Failed, DispatchCost, Sought)
 class Store:
     """``clock_offset``: seconds added to the database's clock in every statement; zero but in tests, which move it to see leases end."""
 
-    def __init__(self, database: Database, *, queued_lease: float, running_lease: float, shard_lease: float, answer_bytes: int) -> None:
+    def __init__(
+        self, database: Database, *, queued_lease: float, running_lease: float, shard_lease: float, answer_bytes: int, shard_grace: float = 0.0
+    ) -> None:
         self._database = database
         self._queued = timedelta(seconds=queued_lease)
         self._running = timedelta(seconds=running_lease)
         self._shard = timedelta(seconds=shard_lease)
+        self._grace = timedelta(seconds=shard_grace)
         self._answer_bytes = answer_bytes
         self.clock_offset = 0.0
 
@@ -274,19 +277,11 @@ class Store:
     # ---- shards and runs --------------------------------------------------------------------------------------------------------------
 
     async def lease_shards(self, holder: str, shards: Sequence[int]) -> list[ShardLease]:
-        """Take or renew shards; those that another holds live are answered with the seconds for which they still are."""
-        taken = await self._database.fetch(QUERIES["lease_shards"], self._offset, self._shard, holder, sorted(set(shards)))
-        terms = {row["shard"]: row["term"] for row in taken}
-        others = {}
-        if missing := sorted(set(shards) - set(terms)):
-            others = {row["shard"]: row for row in await self._database.fetch(QUERIES["shards"], self._offset, missing)}
-        life = self._shard.total_seconds()
-        return [
-            ShardLease(shard=shard, held=True, term=terms[shard], seconds=life)
-            if shard in terms
-            else ShardLease(shard=shard, held=False, term=others[shard]["term"], seconds=others[shard]["seconds"])
-            for shard in shards
-        ]
+        """Take or renew shards; those that stay another's are answered with the seconds for which that one's lease still runs."""
+        asked = sorted(set(shards))
+        rows = await self._database.fetch(QUERIES["lease_shards"], self._offset, self._shard, self._grace, holder, asked)
+        found = {row["shard"]: ShardLease(shard=row["shard"], held=row["held"], term=row["term"], seconds=row["seconds"]) for row in rows}
+        return [found[shard] for shard in shards]
 
     async def release_shards(self, holder: str, shards: Sequence[int]) -> list[ShardLease]:
         """Give shards up. What this holder does not hold stays as it is."""

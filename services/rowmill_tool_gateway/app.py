@@ -53,9 +53,10 @@ class App:
             self._settings,
             holder=self._bus.process_id,
             clock=SystemClock(),
+            connected=lambda: self._bus.connected,
         )
         handlers = Handlers(engine)
-        self._bus.on_reconnect(engine.shards.doubt)
+        self._bus.on_reconnect(engine.reconnected)
         for shard in range(SHARDS):
             await self._bus.consume(
                 gateway_calls(shard),

@@ -106,6 +106,7 @@ class Claims:
         flight.lease_id = self._doubtful.pop(flight.key, "") or self._lease_ids()
         flight.lane.claimed += flight.tool.weight
         flight.group.coming += 1
+        flight.term = self._shards.term(flight.lane.shard)
         self._receipts.claim(flight.lane.shard, self._claim_of(flight), flight, self._claimed, confirm=flight.tool.confirmed_by_claim)
 
     def _claimed(self, flight: Flight, answer: ClaimAnswer | None) -> None:

@@ -288,10 +288,8 @@ class Dispatcher:
         lane, tool = traffic.lane, flights[0].tool
         if not tool.confirmed_by_claim:
             flights = await self._confirm(lane, flights)
-        elif not self._may_send(lane):
-            for flight in flights:
-                self._claims.release(flight)
-            flights = []
+        else:
+            flights = self._still_ours(lane, flights)
         if not flights:
             lane.finished(None)
             self._soon(traffic)
@@ -313,6 +311,17 @@ class Dispatcher:
             lane.finished(self._clock.monotonic() - started)
             self._soon(traffic)
         self.settle(lane, flights, ended)
+
+    def _still_ours(self, lane: Lane, flights: list[Flight]) -> list[Flight]:
+        """Those that may be sent on the claim's own confirmation: under the term of their claim, since another holder may have sent what is older."""
+        term = self._shards.term(lane.shard) if self._receipts.storing else None
+        sent: list[Flight] = []
+        for flight in flights:
+            if term is not None and flight.term == term:
+                sent.append(flight)
+            else:
+                self._claims.release(flight)
+        return sent
 
     async def _confirm(self, lane: Lane, flights: list[Flight]) -> list[Flight]:
         """Those whose lease is confirmed. An unanswered confirm is asked again: it may have been carried out, and then the same one answers."""

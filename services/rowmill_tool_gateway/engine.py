@@ -30,7 +30,9 @@ class Neighbours(Asks, Replies, Protocol):
 
 
 class Engine:
-    """``holder``: unique to this process and start; no lease of a former start is taken for ours."""
+    """``holder``: unique to this process and start; no lease of a former start is taken for ours. ``connected``: whether there is a session with the
+    broker; `reconnected` is to be called at the begin of each.
+    """
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class Engine:
         *,
         holder: str,
         clock: Clock,
+        connected: Callable[[], bool] = lambda: True,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._settings = settings
@@ -52,6 +55,7 @@ class Engine:
             holder=holder,
             clock=clock,
             term_of=lambda shard: self.shards.term(shard),  # noqa: PLW0108
+            connected=connected,
             storing_again=lambda: self.dispatcher.look_again(),  # noqa: PLW0108
             page=settings.receipt_page,
             gather=settings.page_gather,
@@ -95,6 +99,12 @@ class Engine:
             asyncio.create_task(self._sweep(), name="sweep"),
             asyncio.create_task(self._renew(), name="renewals"),
         ]
+
+    def reconnected(self) -> None:
+        """There is a new session: what waited for it goes on, and the queues may have gone to another gateway."""
+        self.shards.doubt()
+        self._receipts.reconnected()
+        self.dispatcher.look_again()
 
     def take(self, message: ToolCalls, reply_to: str) -> Page:
         return self.hand.take(message, reply_to)

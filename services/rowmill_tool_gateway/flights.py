@@ -101,6 +101,8 @@ class Flight:
     looked: bool = False
     lease_id: str = ""
     dispatch: int = 0
+    term: int | None = None
+    """The term of its shard under which its lease was asked for."""
     leased_at: float = 0.0
     """When its lease was taken or last renewed, by the monotonic clock."""
     payer_run: str = ""

@@ -1,12 +1,13 @@
 """Talking to the receipt-store in pages: claims per shard, outcomes over all shards, each answered to who handed it in.
 
-Owns the persistence latch (SPEC 3.9): while an outcome cannot be stored, `storing` is false and nothing new may be dispatched. Outcomes are asked
-for again until they are stored; claims and releases are not, since a lease ends by itself.
+Owns the persistence latch (SPEC 3.9): while an outcome cannot be stored, or the broker is away, `storing` is false and nothing new may be
+dispatched. Outcomes are asked for again until they are stored; claims and releases are not, since a lease ends by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -58,7 +59,9 @@ class Asks(Protocol):
 
 
 class Receipts:
-    """``holder``: this process. ``term_of``: the term of a shard's lease, None where it is not held. ``storing_again``: told when the latch opens."""
+    """``holder``: this process. ``term_of``: the term of a shard's lease, None where it is not held. ``connected``: whether there is a session with
+    the broker. ``storing_again``: told when the latch opens.
+    """
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class Receipts:
         holder: str,
         clock: Clock,
         term_of: Callable[[int], int | None],
+        connected: Callable[[], bool],
         storing_again: Callable[[], None],
         page: int,
         gather: float,
@@ -76,11 +80,13 @@ class Receipts:
         self._holder = holder
         self._clock = clock
         self._term_of = term_of
+        self._connected = connected
         self._storing_again = storing_again
         self._page = page
         self._gather = gather
         self._timeout = timeout
         self._failing = 0
+        self._reconnected = asyncio.Event()
         self._claims: dict[tuple[int, bool, bool], Gatherer[tuple[Claim, Flight, OnClaimed]]] = {}
         self._completions: Gatherer[tuple[Completion, Flight, OnStored]] = Gatherer(
             self._complete, max_items=page, max_age=gather, max_bytes=PAGE_BYTES, size=lambda item: len(item[0].output) + 200
@@ -91,7 +97,12 @@ class Receipts:
     @property
     def storing(self) -> bool:
         """Outcomes can be stored, as far as is known."""
-        return not self._failing
+        return not self._failing and self._connected()
+
+    def reconnected(self) -> None:
+        """There is a new session: outcomes that wait to be asked for again go now."""
+        self._reconnected.set()
+        self._reconnected = asyncio.Event()
 
     # ---- claims -----------------------------------------------------------------------------------------------------------------------
 
@@ -186,7 +197,7 @@ class Receipts:
                 if failures == 1:
                     self._failing += 1
                 log.warning("outcomes_not_stored", outcomes=items, failures=failures, error=str(error))
-                await self._clock.sleep(backoff(failures, first=0.1, limit=self._timeout))
+                await self._pause(backoff(failures, first=0.1, limit=self._timeout))
                 continue
             if failures:
                 self._failing -= 1
@@ -197,6 +208,11 @@ class Receipts:
                 return reply.answers
             log.error("outcomes_misaligned", outcomes=items, answers=len(reply.answers))
             return [_STORED] * items
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._reconnected.wait()
 
     # ---- releasing --------------------------------------------------------------------------------------------------------------------
 

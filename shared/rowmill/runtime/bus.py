@@ -135,10 +135,14 @@ class Bus:
         self._session_up.clear()
 
     @property
+    def connected(self) -> bool:
+        """There is a session, as far as is known."""
+        return self._session is not None and self._session_up.is_set() and not self._session.ended.is_set()
+
+    @property
     def ready(self) -> bool:
         """A session is up, with every consumer attached, and the broker takes what we publish."""
-        session = self._session
-        return self._session_up.is_set() and session is not None and not session.ended.is_set() and not session.blocked
+        return self.connected and self._session is not None and not self._session.blocked
 
     async def _run(self) -> None:
         failures = 0

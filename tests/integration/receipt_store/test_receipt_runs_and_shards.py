@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
+from rowmill.runtime.db import Database
 from rowmill_receipt_store.store import Store
 
-from .conftest import QUEUED, SHARD, Caller, new_key, new_keys, new_run
+from .conftest import OUTPUT_LIMIT, QUEUED, RUNNING, SHARD, Caller, new_key, new_keys, new_run
 
 pytestmark = pytest.mark.servers
 
@@ -118,6 +119,29 @@ async def test_a_shard_has_one_holder_and_its_term_rises_at_each_change_of_hands
     store.clock_offset += SHARD + 1
     assert (await ann.lease_shard("two", shard)).term == 2
     assert not (await ann.lease_shard("one", shard)).held
+
+
+async def test_a_lapsed_shard_is_taken_only_from_a_holder_that_does_not_come_back_while_others_ask(database: Database, shard: int) -> None:
+    store = Store(database, queued_lease=QUEUED, running_lease=RUNNING, shard_lease=SHARD, answer_bytes=OUTPUT_LIMIT, shard_grace=SHARD)
+
+    async def asks(holder: str, after: float = 0.0) -> bool:
+        store.clock_offset += after
+        return (await store.lease_shards(holder, [shard]))[0].held
+
+    assert await asks("one")
+    assert not await asks("two")
+    assert not await asks("two", 10 * SHARD), "nobody was served meanwhile: the holder could not renew either"
+    assert await asks("one", SHARD / 3)
+    assert not await asks("two", SHARD / 3), "the holder came back"
+
+    waited = 0.0
+    while not await asks("two", SHARD / 3):
+        waited += SHARD / 3
+    assert waited >= SHARD - SHARD / 3
+    assert not await asks("one")
+
+    await store.release_shards("two", [shard])
+    assert await asks("one"), "what is given up is free at once"
 
 
 async def test_many_shards_are_answered_in_the_order_asked(ann: Caller, shard: int, store: Store) -> None:
