@@ -168,7 +168,10 @@ class Fail(Message, frozen=True, kw_only=True):
 
 @message()
 class Release(Message, frozen=True, kw_only=True):
-    """Give claimed, unsent leases back; their reservation is refunded."""
+    """Give claimed, unsent leases back; their reservation is refunded. ``dispatch`` 0: nothing was ever sent under that lease id, whether or not the
+    store confirmed it meanwhile; else that one dispatch was not sent. Only the lease's holder can know, and only for an id that it sends nothing
+    with afterwards.
+    """
 
     leases: Annotated[list[LeaseRef], msgspec.Meta(max_length=MAX_ITEMS)]
 

@@ -41,7 +41,7 @@ WITH accounts AS MATERIALIZED (
         effect = excluded.effect, shard = excluded.shard, term = excluded.term, batch_id = '', reserved = excluded.reserved,
         took_over = excluded.took_over, expires_at = excluded.expires_at
     WHERE r.revision = excluded.revision - 1
-    RETURNING r.key, r.run_id, r.dispatch, r.reserved, r.dispatch + (r.state = 'queued')::integer AS charged_dispatch
+    RETURNING r.key, r.run_id, r.lease_id, r.dispatch, r.reserved, r.dispatch + (r.state = 'queued')::integer AS charged_dispatch
 ), former AS MATERIALIZED (
     SELECT f.*
     FROM made JOIN unnest($21::bytea[], $22::text[], $23::integer[], $24::text[], $25::text[]) AS f (key, run_id, dispatch, fate, amount)
@@ -53,9 +53,9 @@ WITH accounts AS MATERIALIZED (
     UPDATE charges c SET unknown = true FROM former f
     WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.dispatch AND f.fate = 'unknown' AND c.spent IS NULL
 ), charged AS (
-    INSERT INTO charges (run_id, key, dispatch, reserved)
-    SELECT run_id, key, charged_dispatch, reserved FROM made WHERE reserved > 0
-    ON CONFLICT (run_id, key, dispatch) DO UPDATE SET reserved = excluded.reserved
+    INSERT INTO charges (run_id, key, dispatch, reserved, lease_id)
+    SELECT run_id, key, charged_dispatch, reserved, lease_id FROM made WHERE reserved > 0
+    ON CONFLICT (run_id, key, dispatch) DO UPDATE SET reserved = excluded.reserved, lease_id = excluded.lease_id
 ), booked AS (
     UPDATE runs SET charged = runs.charged + d.amount
     FROM (
@@ -213,8 +213,9 @@ WITH accounts AS MATERIALIZED (
 SELECT key FROM failed;
 
 -- name: release
--- Claims that were never sent: queued ones (dispatch 0), or confirmed ones under their dispatch number, also where the outcome was taken for
--- unknown meanwhile. What they reserved is refunded, that of a confirmed one even after its lease has moved. $1: the runs, sorted.
+-- Claims that were never sent. Dispatch 0: nothing ever went under this lease, whether or not it was confirmed meanwhile (a confirmation whose
+-- answer was lost); else that dispatch did not. Also where the outcome was taken for unknown meanwhile. What they reserved is refunded, even
+-- after the lease has moved. $1: the runs, sorted.
 WITH accounts AS MATERIALIZED (
     SELECT run_id FROM runs WHERE run_id = ANY ($1::text[]) ORDER BY run_id FOR NO KEY UPDATE
 ), asked AS MATERIALIZED (
@@ -224,15 +225,15 @@ WITH accounts AS MATERIALIZED (
     UPDATE receipts r SET state = 'released', revision = r.revision + 1
     FROM asked a
     WHERE r.key = ANY (ARRAY[a.key]) AND r.lease_id = a.lease_id
-        AND (r.state = 'queued' AND a.dispatch = 0 OR r.state IN ('running', 'outcome_unknown') AND r.dispatch = a.dispatch)
-    RETURNING r.key, r.run_id, CASE a.dispatch WHEN 0 THEN r.dispatch + 1 ELSE a.dispatch END AS charged_dispatch
-), unsent AS (
-    SELECT key, run_id, charged_dispatch FROM given_back
-    UNION
-    SELECT key, run_id, dispatch FROM asked WHERE dispatch > 0
+        AND (
+            a.dispatch = 0 AND r.state IN ('queued', 'running', 'outcome_unknown')
+            OR r.dispatch = a.dispatch AND r.state IN ('running', 'outcome_unknown')
+        )
+    RETURNING r.key
 ), refunded AS (
-    DELETE FROM charges c USING unsent u
-    WHERE c.run_id = ANY (ARRAY[u.run_id]) AND c.key = u.key AND c.dispatch = u.charged_dispatch AND c.spent IS NULL
+    DELETE FROM charges c USING asked a
+    WHERE c.run_id = ANY (ARRAY[a.run_id]) AND c.key = a.key AND c.spent IS NULL
+        AND CASE a.dispatch WHEN 0 THEN c.lease_id = a.lease_id ELSE c.dispatch = a.dispatch END
     RETURNING c.run_id, c.reserved
 ), booked AS (
     UPDATE runs SET charged = runs.charged - d.amount

@@ -249,7 +249,7 @@ class Store:
         return _keys(rows)
 
     async def release(self, leases: Sequence[Lease]) -> set[bytes]:
-        """Answers the keys whose unsent claim was given back now."""
+        """Answers the keys whose unsent claim was given back now. What the others of them have reserved is refunded, too."""
         leases = _by_key(leases)
         rows = await self._database.fetch(
             QUERIES["release"],

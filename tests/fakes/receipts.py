@@ -73,6 +73,8 @@ class Run:
     decision: int = 0
     budget: Decimal | None = None
     charges: dict[tuple[str, int], Decimal] = field(default_factory=dict)
+    charged_to: dict[tuple[str, int], str] = field(default_factory=dict)
+    spent: set[tuple[str, int]] = field(default_factory=set)
 
     def charged(self) -> Decimal:
         return sum(self.charges.values(), Decimal(0))
@@ -174,6 +176,7 @@ class MemoryReceipts:
         receipt.claim, receipt.lease_id, receipt.shard, receipt.term = claim, claim.lease_id, request.shard, request.term
         if claim.cost:
             run.charges[claim.key, receipt.dispatch + 1] = claim.cost
+            run.charged_to[claim.key, receipt.dispatch + 1] = claim.lease_id
         receipt.state = "queued"
         receipt.expires = self._now() + self._queued
         if request.confirm:
@@ -217,11 +220,16 @@ class MemoryReceipts:
         return receipt if receipt is not None and receipt.lease_id == lease.lease_id and receipt.state in {"queued", "running"} else None
 
     def _release(self, lease: LeaseRef) -> bool:
-        receipt = self._held(lease)
-        if receipt is None or lease.dispatch != (0 if receipt.state == "queued" else receipt.dispatch):
+        run = self._run(lease.run_id)
+        for key, dispatch in list(run.charges):
+            ours = dispatch == lease.dispatch or (not lease.dispatch and run.charged_to.get((key, dispatch)) == lease.lease_id)
+            if key == lease.key and ours and (key, dispatch) not in run.spent:
+                del run.charges[key, dispatch]
+        receipt = self.receipts.get(lease.key)
+        if receipt is None or receipt.lease_id != lease.lease_id or receipt.state not in {"queued", "running", "outcome_unknown"}:
             return False
-        charged = receipt.dispatch + 1 if receipt.state == "queued" else receipt.dispatch
-        self._run(receipt.claim.run_id).charges.pop((lease.key, charged), None)
+        if lease.dispatch and (receipt.state == "queued" or receipt.dispatch != lease.dispatch):
+            return False
         receipt.state = "released"
         return True
 
@@ -248,7 +256,9 @@ class MemoryReceipts:
             completed_at=self._now(),
             dispatch=completion.dispatch,
         )
-        self._run(receipt.claim.run_id).charges[completion.key, completion.dispatch] = completion.cost
+        run = self._run(receipt.claim.run_id)
+        run.charges[completion.key, completion.dispatch] = completion.cost
+        run.spent.add((completion.key, completion.dispatch))
         return StoreAnswer(state="stored", completed_at=receipt.output.completed_at)
 
     def _fail(self, failed: FailedCall) -> StoreAnswer:
@@ -263,7 +273,9 @@ class MemoryReceipts:
         receipt.state = "outcome_unknown" if failed.outcome_unknown else "failed" if failed.final else "released"
         if receipt.state == "failed":
             self.failures[failed.key, failed.run_id] = (failed.failure, self._now())
-        if not failed.charged:
+        if failed.charged and not failed.outcome_unknown:
+            self._run(receipt.claim.run_id).spent.add((failed.key, failed.dispatch))
+        elif not failed.charged:
             self._run(receipt.claim.run_id).charges.pop((failed.key, failed.dispatch), None)
         return StoreAnswer(state="stored")
 

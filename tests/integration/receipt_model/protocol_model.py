@@ -35,7 +35,7 @@ class Told:
 @dataclass
 class KeyLedger:
     """One key's past. ``settled``: dispatches of which an outcome was reported, or an operator decided. ``unsent``: those that nobody sent.
-    ``paid``: those whose cost was reported.
+    ``paid``: those whose cost was reported. ``under``: the dispatches of each lease, whether or not its holder has heard of them.
     """
 
     effect: str
@@ -43,6 +43,7 @@ class KeyLedger:
     settled: set[int] = field(default_factory=set)
     unsent: set[int] = field(default_factory=set)
     paid: set[int] = field(default_factory=set)
+    under: dict[str, set[int]] = field(default_factory=dict)
     failed_in: set[str] = field(default_factory=set)
     outputs: dict[int, bytes] = field(default_factory=dict)
     newest: tuple[int, float] | None = None
@@ -103,6 +104,8 @@ class Ledger:
         self.before, self.charged = receipts, sums
 
     def _receipt(self, key: KeyLedger, before: asyncpg.Record | None, now: asyncpg.Record) -> None:
+        if now["state"] in {"running", "outcome_unknown"}:
+            key.under.setdefault(now["lease_id"], set()).add(now["dispatch"])
         if now["output_dispatch"] is not None:
             assert key.outputs[now["output_dispatch"]] == now["output"], "an output is not what its dispatch gave"
         if key.newest is not None:

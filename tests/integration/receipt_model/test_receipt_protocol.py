@@ -421,9 +421,12 @@ class History(RuleBasedStateMachine):
                 lease.until = max(lease.until, before + (RUNNING if lease.dispatch else QUEUED))
 
         async def release(_heard: bool) -> None:
-            ledger.settled.add(dispatch)
+            # Who never heard a dispatch number has sent nothing under any: its confirmation may have been carried out all the same.
+            unsent = {dispatch} if dispatch else ledger.under.get(lease.lease_id, set())
+            self.world.answers["release unheard"] += not dispatch and bool(unsent)
+            ledger.settled |= unsent
             await receipts.release([held])
-            ledger.unsent.add(dispatch)
+            ledger.unsent |= unsent
 
         async def complete(_heard: bool) -> None:
             output = b'"%s-%d%s"' % (lease.lease_id.encode(), dispatch, b"." * OUTPUT_LIMIT if what == "too large" else b"")

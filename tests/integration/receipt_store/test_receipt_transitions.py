@@ -91,10 +91,11 @@ async def test_a_released_claim_is_free_and_its_late_copy_gets_nothing(ann: Call
     assert (await bob.claim(key)).state == "granted"
 
 
-async def test_a_confirmed_claim_is_released_only_under_its_dispatch(ann: Caller, bob: Caller, key: bytes) -> None:
+async def test_a_confirmed_claim_is_released_under_its_dispatch_and_no_other(ann: Caller, bob: Caller, key: bytes) -> None:
     await ann.claim(key, confirm=True)
 
-    assert not await ann.release(key)
+    assert not await ann.release(key, dispatch=2)
+    assert not await bob.release(key)
     assert await ann.release(key, dispatch=1)
     taken = await bob.claim(key, confirm=True)
     assert (taken.state, taken.dispatch, taken.took_over) == ("granted", 2, False)
@@ -186,7 +187,8 @@ async def test_an_expired_running_lease_of_no_idempotent_tool_is_unknown_until_i
     assert await books.state(key) == "outcome_unknown"
     assert (await ann.confirm(key)).state == "lost"
     assert not await ann.renew(key)
-    assert not await ann.release(key)
+    assert not await ann.release(key, dispatch=2)
+    assert not await bob.release(key)
 
     assert (await bob.complete(key)).state == "superseded"
     assert (await ann.complete(key)).state == "stored"
