@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+import structlog
+
 from rowmill.project import Project
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
@@ -23,6 +25,8 @@ from rowmill_tool_gateway.http_port import AiohttpPort, HttpPort
 from rowmill_tool_gateway.http_tools import Carrier, HttpCarrier
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.toolbox import Toolbox
+
+log = structlog.get_logger()
 
 
 class App:
@@ -67,6 +71,7 @@ class App:
         await self._bus.listen(CONTROL, [""], handlers.control)
         await self._bus.start()
         engine.start()
+        log.info("gateway_started", holder=self._bus.process_id)  # the name that its leases are held under
 
     async def stop(self) -> None:
         """Take no more calls, defer what was not sent, wait for what was, close."""
