@@ -1,0 +1,129 @@
+"""Two gateways, two executors and one of each other service on a project of three tools; what an operator types; rows and findings of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import msgspec
+from tests.e2e.chaos.provider import ChaosProvider
+from tests.e2e.stage import BOUND
+from typer.testing import CliRunner
+
+from rowmill.cli.main import app
+from rowmill.client import Client, Job
+from rowmill.client.reading import SheetReader
+from rowmill.dev.services import ServiceSet
+from rowmill.dev.working_set import missing_services
+from rowmill.doctor.health import Control, look
+from rowmill.runtime.deliveries import REPLAYED
+from rowmill_contracts.envelope import encode
+from rowmill_contracts.rows import ReadRow, RowTask, RowTasks
+from rowmill_contracts.runs import RunSummary, RunTaken, TakeRun
+from rowmill_contracts.topology import ADMISSION_ASKS, EXCHANGE, EXECUTOR_ROWS
+
+SCALE = 0.1
+FULL_SIZE = {"ROWMILL_PAGE_GATHER": str(0.005 / SCALE), "ROWMILL_CLAIM_AHEAD": str(0.1 / SCALE), "ROWMILL_HAND": str(2.5 / SCALE)}
+"""Durations that are about throughput, not about waiting."""
+
+COPIES = {"tool-gateway": 2, "row-executor": 2}
+
+
+class ChaosSystem:
+    """``control``: as the doctor wants it."""
+
+    def __init__(self, folder: Path, broker_url: str, database_url: str, control: Control | None, provider: ChaosProvider) -> None:
+        self.project = folder / "project"
+        shutil.copytree(Path(__file__).parent / "project", self.project)
+        self.broker_url = broker_url
+        self.database_url = database_url
+        self.provider = provider
+        self._control = control
+        self.environment = {
+            "ROWMILL_BROKER_URL": broker_url,
+            "ROWMILL_DATABASE_URL": database_url,
+            "ROWMILL_PROJECT": str(self.project),
+            "ROWMILL_TIME_SCALE": str(SCALE),
+            **FULL_SIZE,
+            "ROWMILL_PAGE_ROWS": "50",
+            "ROWMILL_LOG_FORMAT": "json",
+            **{f"ROWMILL_PROVIDERS__{name}__BASE_URL": provider.url for name in ("LOOKING", "GRADING", "ORDERING")},
+        }
+        self.services = ServiceSet(self.environment, folder / "logs", copies=COPIES)
+
+    async def start(self) -> None:
+        self.services.start(keep_alive=False)
+        async with asyncio.timeout(BOUND):
+            while await missing_services(self.broker_url):
+                await asyncio.sleep(0.1)
+
+    def rowmill(self, *arguments: str, status: int | None = 0) -> str:
+        """What a person would type in the project's folder (which must be the current one), and what it says. ``status`` None: any."""
+        result = CliRunner().invoke(app, arguments, env=self.environment)
+        assert status in {None, result.exit_code}, f"{arguments}: {result.exit_code}\n{result.output}\n{result.exception!r}"
+        return result.stdout
+
+    def asked(self, *arguments: str) -> Any:
+        return json.loads(self.rowmill(*arguments, "--json"))
+
+    async def ended(self, job: Job, *, within: float) -> RunSummary:
+        try:
+            async with asyncio.timeout(within):
+                return await job.wait()
+        except TimeoutError:
+            health = await look(self.broker_url, self.database_url, self._control)
+            left = [queue for queue in health.queues if queue.ready or queue.unacknowledged or queue.suspects or queue.dead]
+            raise AssertionError(f"the run is stuck: {await job.status()}\n{left}\n{health.findings}") from None
+
+    async def rows(self, client: Client, job: Job) -> list[ReadRow]:
+        return [row async for row in SheetReader(client.bus).rows(job.run_id, "items")]
+
+    async def work_again(self, client: Client, job: Job, rows: Sequence[ReadRow]) -> None:
+        """Send these rows of a run out at their next attempt, as a page that is replayed after the run's end."""
+        run = (await client.bus.ask(TakeRun(run_id=job.run_id, read_only=True), ADMISSION_ASKS, RunTaken)).run
+        assert run is not None
+        assert run.code_digest is not None
+        pages = await self._pages(job.run_id)
+        tasks = [
+            RowTask(
+                key=row.key,
+                index=row.index,
+                page=max(page for page, first in pages.items() if first <= row.index),
+                attempt=row.attempt + 1,
+                data=msgspec.Raw(msgspec.json.encode({"name": msgspec.json.decode(row.data)["name"]})),
+            )
+            for row in rows
+        ]
+        message = RowTasks(
+            run_id=job.run_id,
+            number=run.number,
+            org=run.org,
+            play=run.play,
+            dataset="items",
+            started_at=run.started_at,
+            code_digest=run.code_digest,
+            rows=tasks,
+        )
+        await client.bus.publish_body(encode(message), RowTasks.message_type, EXECUTOR_ROWS, exchange=EXCHANGE, headers={REPLAYED: 1})
+
+    async def _pages(self, run_id: str) -> dict[int, int]:
+        """The index of each page's first row."""
+        connection = await asyncpg.connect(self.database_url)
+        try:
+            return {
+                row["page"]: row["first_index"]
+                for row in await connection.fetch("SELECT page, first_index FROM sheets.pages WHERE run_id = $1", run_id)
+            }
+        finally:
+            await connection.close()
+
+    async def quiet(self) -> None:
+        """Return when no message is left anywhere, nor held by anybody."""
+        async with asyncio.timeout(BOUND):
+            while (await look(self.broker_url, self.database_url, self._control)).queued:
+                await asyncio.sleep(0.1)
