@@ -11,12 +11,16 @@ from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
-from tests.e2e.stage import ProviderProcess, Stage, make_project
+from tests.e2e.stage import SCALE, ProviderProcess, Stage, make_project
 from tests.integration.faults.proxy import FaultProxy
 
 from rowmill import registry
 from rowmill.client import Client
 from rowmill.dev.private import PrivateServers
+from rowmill.dev.services import ServiceSet
+
+GRACE = 6.0
+"""Real seconds for which the holder of a shard is waited for after an outage: processes connect again in their own time, not in a scaled one."""
 
 
 class Network:
@@ -60,6 +64,8 @@ class Harmed(Stage):
     def __init__(self, stage_servers: PrivateServers, network: Network, provider: ProviderProcess, project_folder: pytest.TempPathFactory) -> None:
         project = make_project(project_folder.mktemp("leads"))
         super().__init__(project, stage_servers, network.url("broker"), network.url("database"), provider)
+        self.environment["ROWMILL_SHARD_GRACE"] = str(GRACE / SCALE)
+        self.services = ServiceSet(self.environment, project / "logs")
         self.nodes = stage_servers
         self.network = network
         self.broker_url = stage_servers.broker.url

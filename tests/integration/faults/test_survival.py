@@ -51,7 +51,7 @@ async def test_connections_are_cut_and_stall(system: Harmed, client: Client) -> 
         await asyncio.sleep(SHORT)
         system.network.heal()
 
-    await survives(system, client, "network", fault, faults=3)
+    await survives(system, client, "network", fault)
 
 
 async def test_queues_are_deleted_under_publishers_and_consumers(system: Harmed, client: Client) -> None:
@@ -85,7 +85,7 @@ async def test_each_process_stands_still_for_a_while(system: Harmed, client: Cli
             await asyncio.sleep(SHORT)
             system.resume(service)
 
-    await survives(system, client, "frozen", fault, faults=len(SERVICES))
+    await survives(system, client, "frozen", fault)
 
 
 async def test_two_instances_of_each_service_share_a_run_and_a_broker_restart(system: Harmed, client: Client) -> None:
@@ -93,7 +93,7 @@ async def test_two_instances_of_each_service_share_a_run_and_a_broker_restart(sy
     others.start(keep_alive=False)
     try:
         await asyncio.sleep(3.0)
-        await survives(system, client, "two-of-each", lambda: asyncio.to_thread(system.nodes.broker.restart), rows=1_000, faults=5)
+        await survives(system, client, "two-of-each", lambda: asyncio.to_thread(system.nodes.broker.restart), rows=1_000)
         fell = [f"{process.name} {process.exit_status}:\n{process.last_words(40)}" for process in others.processes if process.pid is None]
         assert not fell, "\n\n".join(fell)
     finally:
