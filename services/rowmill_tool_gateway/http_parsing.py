@@ -15,6 +15,11 @@ from rowmill.errors import RowmillError
 
 HEAD_LIMIT: Final = 64 * 1024
 """Bytes of a status line with its headers, and of a chunk's size line, at most."""
+INTERIM_LIMIT: Final = 100
+"""Interim (1xx) responses before the answer at most."""
+ZIP_MEMBERS: Final = 1000
+"""Members of a gzip body at most: each costs a copy, and an empty one takes 20 bytes."""
+_UNZIPPED_AT_ONCE = 64 * 1024
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: [^\r\n]*)?\Z")
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
 _CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,8}\Z")
@@ -61,6 +66,7 @@ class ResponseParser:
         "_body",
         "_buffer",
         "_chunked",
+        "_interim",
         "_left",
         "_limit",
         "_size",
@@ -84,6 +90,7 @@ class ResponseParser:
         self._buffer = b""
         self._body: list[bytes] = []
         self._size = 0
+        self._interim = 0
         self._left = 0
         """Bytes that the body, or the chunk with its line end, still lacks."""
         self._chunked = False
@@ -143,6 +150,9 @@ class ResponseParser:
         if self.status < 200:
             if self.status == 101:
                 raise BadResponse("the answer switches protocols, which was not asked for")
+            self._interim += 1
+            if self._interim > INTERIM_LIMIT:
+                raise BadResponse(f"more than {INTERIM_LIMIT} interim answers came, and none that ends")
             return True
         values = _header_values(lines[1:])
         self.headers = Headers(values)
@@ -187,48 +197,51 @@ class ResponseParser:
         self._add(part)
 
     def _read_chunks(self) -> None:
+        """Take whole chunks and parts of one. Works with places in the buffer, which is cut once: small chunks come by the thousand."""
+        at = 0
         while not self.complete:
             if self._left > 2:
-                part = self._buffer[: self._left - 2]
-                self._buffer = self._buffer[len(part) :]
+                part = self._buffer[at : at + self._left - 2]
+                at += len(part)
                 self._left -= len(part)
                 self._add(part)
                 if self._left > 2:
-                    return
+                    break
             if self._left:
-                if len(self._buffer) < 2:
-                    return
-                if not self._buffer.startswith(b"\r\n"):
+                if len(self._buffer) - at < 2:
+                    break
+                if not self._buffer.startswith(b"\r\n", at):
                     raise BadResponse("a chunk of the answer is longer than it says")
-                self._buffer = self._buffer[2:]
+                at += 2
                 self._left = 0
-            if not self._read_chunk_size():
-                return
+            after = self._read_chunk_size(at)
+            if after is None:
+                break
+            at = after
+        self._buffer = self._buffer[at:]
 
-    def _read_chunk_size(self) -> bool:
-        line, found, rest = self._buffer.partition(b"\r\n")
-        if len(line) > HEAD_LIMIT:
+    def _read_chunk_size(self, at: int) -> int | None:
+        """Read the line at this place; the place behind it, None where it is not whole yet."""
+        end = self._buffer.find(b"\r\n", at)
+        if (len(self._buffer) if end < 0 else end) - at > HEAD_LIMIT:
             raise BadResponse("a chunk's size line is too long")
-        if not found:
-            return False
-        size = line.partition(b";")[0].strip()
+        if end < 0:
+            return None
+        size = self._buffer[at:end].partition(b";")[0].strip()
         if _CHUNK_SIZE.match(size) is None:
             raise BadResponse("a chunk of the answer has no size")
         if int(size, 16):
             self._left = int(size, 16) + 2
-            self._buffer = rest
-            return True
+            return end + 2
         # The last chunk; after it, trailers, which say nothing that is used here, and an empty line.
-        if rest.startswith(b"\r\n"):
-            self._buffer = rest[2:]
-        elif b"\r\n\r\n" in rest:
-            self._buffer = rest.partition(b"\r\n\r\n")[2]
-        elif len(rest) > HEAD_LIMIT:
-            raise BadResponse("the answer's trailers are too long")
-        else:
-            return False
+        if not self._buffer.startswith(b"\r\n", end + 2):
+            end = self._buffer.find(b"\r\n\r\n", end + 2)
+            if (len(self._buffer) if end < 0 else end) - at > HEAD_LIMIT:
+                raise BadResponse("the answer's trailers are too long")
+            if end < 0:
+                return None
         self.complete = True
-        return True
+        return end + 4
 
     def _add(self, part: bytes) -> None:
         if part:
@@ -255,18 +268,28 @@ def _unfolded(body: bytes, window_bits: int, limit: int) -> bytes:
     if window_bits == 15 and body[0] & 0x0F != 8:
         window_bits = -15
     parts: list[bytes] = []
-    size = 0
-    while body:
-        unfolding = zlib.decompressobj(window_bits)
+    size = at = 0
+    members = 1
+    unfolding = zlib.decompressobj(window_bits)
+    rest = b""
+    while rest or at < len(body):
+        if not rest:
+            rest = body[at : at + _UNZIPPED_AT_ONCE]
+            at += len(rest)
+        if unfolding.eof:
+            members += 1
+            if members > ZIP_MEMBERS:
+                raise BadResponse(f"the compressed answer has more than {ZIP_MEMBERS} members")
+            unfolding = zlib.decompressobj(window_bits)
         try:
-            part = unfolding.decompress(body, limit + 1 - size)
+            part = unfolding.decompress(rest, limit + 1 - size)
         except zlib.error as error:
             raise BadResponse(f"the answer cannot be unfolded: {error}") from error
         size += len(part)
         if size > limit:
             raise ResponseTooLarge(f"the answer unfolds to more than {limit} bytes")
-        if not unfolding.eof:
-            raise BadResponse("the compressed answer broke off")
         parts.append(part)
-        body = unfolding.unused_data
+        rest = unfolding.unused_data
+    if not unfolding.eof:
+        raise BadResponse("the compressed answer broke off")
     return b"".join(parts)

@@ -22,6 +22,7 @@ _decode = msgspec.json.Decoder().decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _BOM = b"\xef\xbb\xbf"
+_BODILESS = frozenset({204, 205})
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -39,8 +40,15 @@ Ended = Result | Observation
 
 
 def read_answer(tool: Tool, status: int, body: bytes, limit: int) -> Ended:
-    """The result of a single call. ``status``: a success, or one of the tool's ``no_result``. ``limit``: bytes of an output at most."""
-    return _read_item(tool, status, body.removeprefix(_BOM).strip() or b"null", limit, lenient=status in tool.no_result)
+    """The result of a single call. ``status``: a success, or one of the tool's ``no_result``. ``limit``: bytes of an output at most.
+
+    An empty body is null where the status says that there is none (204, 205) or the tool's output may be null; else it is not JSON.
+    """
+    text = body.removeprefix(_BOM).strip()
+    ended = _read_item(tool, status, text or b"null", limit, lenient=status in tool.no_result)
+    if not text and status not in _BODILESS and isinstance(ended, Observation) and ended.kind == "wrong_answer":
+        return Observation("bad_answer", "the answer is empty", code="not_json")
+    return ended
 
 
 def read_answers(tool: Tool, status: int, body: bytes, keys: Sequence[str], inputs: Sequence[bytes], limit: int) -> list[Ended]:
@@ -50,7 +58,7 @@ def read_answers(tool: Tool, status: int, body: bytes, keys: Sequence[str], inpu
     try:
         items = _items(tool, body.removeprefix(_BOM))
     except (*_UNREADABLE, KeyError) as error:
-        return [Observation("bad_answer", f"the answer holds no list of results: {error}", status=None)] * len(keys)
+        return [_no_list(body.removeprefix(_BOM), error)] * len(keys)
     batch = tool.batch
     if batch is not None and batch.id_field is not None:
         return _by_id(tool, status, items, keys, inputs, limit)
@@ -58,6 +66,15 @@ def read_answers(tool: Tool, status: int, body: bytes, keys: Sequence[str], inpu
         wrong = f"{len(keys)} calls were sent and {len(items)} results came back without ids"
         return [Observation("wrong_answer", wrong, code="result_count")] * len(keys)
     return [_read_item(tool, status, bytes(item), limit) for item in items]
+
+
+def _no_list(body: bytes, error: Exception) -> Observation:
+    """JSON of another shape would come again as it is; what is no JSON may be whole the next time."""
+    try:
+        _decode(body)
+    except _UNREADABLE as unreadable:
+        return Observation("bad_answer", f"the answer is not JSON: {unreadable}", code="not_json")
+    return Observation("wrong_answer", f"the answer holds no list of results: {error}", code="no_results")
 
 
 def output_of(tool: Tool, value: Any, limit: int) -> Ended:

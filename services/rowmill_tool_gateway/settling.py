@@ -36,6 +36,9 @@ from rowmill_tool_gateway.settings import ToolGatewaySettings
 
 log = structlog.get_logger()
 
+KEPT_TRIES = 100_000
+"""Calls whose tries are counted. Those that were not heard of for longest are forgotten first, and begin to count anew."""
+
 
 class Settler:
     """``random``: gives numbers from 0 to 1, for jitter."""
@@ -59,10 +62,14 @@ class Settler:
         self._random = random
         self._policy = RetryPolicy(settings.call_attempts, settings.retry_first, settings.retry_limit)
         self._refreshing: set[asyncio.Task[None]] = set()
+        self._tries: dict[tuple[str, str], int] = {}
+        """Tries of a call (receipt key and run) that failed so far. Kept apart from its flight, which ends whenever the call must wait elsewhere."""
 
     def settle(self, lane: Lane, flights: list[Flight], endings: list[Ended]) -> None:
         """Store how each flight of one request ended, and act on it."""
         decisions = [None if isinstance(ended, Result) else self._decide(flight, ended) for flight, ended in zip(flights, endings, strict=True)]
+        for flight, decision in zip(flights, decisions, strict=True):
+            self._count(flight, decision)
         self._tell_lane(lane, endings, decisions)
         for flight, ended, decision in zip(flights, endings, decisions, strict=True):
             flight.stage = Stage.STORING
@@ -80,10 +87,22 @@ class Settler:
             provider=tool.provider,
             effect=tool.effect,
             retry_5xx=tool.tool.retry_5xx,
-            attempt=flight.attempt,
+            attempt=self._tries.get((flight.key, flight.payer_run), 0) + 1,
             policy=self._policy,
             jitter=self._random(),
         )
+
+    def _count(self, flight: Flight, decision: Decision | None) -> None:
+        if decision is None and not self._tries:
+            return
+        call = (flight.key, flight.payer_run)
+        tries = self._tries.pop(call, 0)
+        if isinstance(decision, Retry):
+            if len(self._tries) >= KEPT_TRIES:
+                del self._tries[next(iter(self._tries))]
+            self._tries[call] = tries + 1
+        elif isinstance(decision, Refresh) and tries:
+            self._tries[call] = tries
 
     def _tell_lane(self, lane: Lane, endings: list[Ended], decisions: list[Decision | None]) -> None:
         """What one request says about its provider holds for all calls of the lane."""
@@ -93,14 +112,23 @@ class Settler:
             lane.missed(now, self._random())
         elif kinds - {"never_opened", "misdefined", "no_answer"}:
             lane.reached()
-            if not any(isinstance(decision, Defer | Halt) for decision in decisions):
+            if all(decision is None or self._closes_for(decision) is None for decision in decisions):
                 lane.served()
         for decision in decisions:
-            match decision:
-                case Defer(wait=wait, failure=ToolFailure(category="rate_limited")):
-                    lane.close(now, self._settings.rejected_wait if wait is None else wait)
-                case Halt():
-                    lane.close(now, self._settings.payment_wait)
+            seconds = None if decision is None else self._closes_for(decision)
+            if seconds is not None:
+                lane.close(now, seconds)
+
+    def _closes_for(self, decision: Decision) -> float | None:
+        """For how long nobody of the lane need ask; None: not at all."""
+        match decision:
+            case Defer(wait=wait, failure=failure) if failure.status is not None:
+                return self._settings.rejected_wait if wait is None else wait
+            case Halt():
+                return self._settings.payment_wait
+            case Retry(failure=failure) | Fail(failure=failure) | OutcomeUnknown(failure=failure) if failure.status and failure.status >= 500:
+                return failure.retry_after  # a 503 that says when to come back says so to all
+        return None
 
     # ---- results ----------------------------------------------------------------------------------------------------------------------
 

@@ -208,14 +208,15 @@ class Tool:
     ) -> ToolResult[Any]:
         """The typed result of one call, from its JSON. Raises `OutputInvalid` where it does not fit the output type.
 
-        No result: the status is listed in ``no_result`` (the body need not fit), or every declared extractor is null.
+        No result: the status is listed in ``no_result``, or every declared extractor is null. The body need not fit where the status is listed,
+        or where it is null.
         """
         listed = http_status is not None and http_status in self.no_result
         status: ResultStatus = "no_result" if listed or self._found_nothing(raw) else "completed"
         try:
             data = self.output_adapter.validate_python(raw)
         except ValidationError as error:
-            if not listed:
+            if not listed and not (raw is None and status == "no_result"):
                 raise OutputInvalid(f"answer of tool {self.id!r}: {explain(error)}") from error
             data = None
         return ToolResult(

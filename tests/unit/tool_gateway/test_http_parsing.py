@@ -164,3 +164,28 @@ def test_bodies_are_bounded_however_they_come(size: int, fits: bool) -> None:
         else:
             with pytest.raises(ResponseTooLarge):
                 parsed(data).body()
+
+
+def test_many_small_chunks_cost_no_more_than_their_bytes() -> None:
+    """Of a body in chunks of one byte, each chunk was once a copy of all that had been received: seconds for what comes in one read."""
+    parser = ResponseParser("POST", 1_000_000)
+    parser.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100_000 + b"0\r\n\r\n")
+    assert parser.complete
+    assert len(parser.body()) == 100_000
+
+
+@pytest.mark.parametrize(("members", "whole"), [(1000, True), (1001, False)])
+def test_a_zipped_body_has_a_bounded_number_of_members(members: int, whole: bool) -> None:
+    body = gzip.compress(b"", mtime=0) * members
+    parser = ResponseParser("POST", 1_000_000)
+    parser.feed(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    if whole:
+        assert parser.body() == b""
+    else:
+        with pytest.raises(BadResponse, match="members"):
+            parser.body()
+
+
+def test_interim_answers_without_end_are_refused() -> None:
+    with pytest.raises(BadResponse, match="interim"):
+        parsed(b"HTTP/1.1 100 Continue\r\n\r\n" * 101)

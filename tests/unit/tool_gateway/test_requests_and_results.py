@@ -128,6 +128,24 @@ def test_an_empty_answer_is_null() -> None:
     assert msgspec.json.decode(result.output)["raw"] is None
 
 
+@pytest.mark.parametrize(
+    ("status", "output", "ended"),
+    [(200, FindOut, "bad_answer"), (204, FindOut, "wrong_answer"), (200, FindOut | None, "result"), (200, dict[str, Any], "bad_answer")],
+)
+def test_an_empty_answer_is_no_json_but_where_it_may_be_null(status: int, output: Any, ended: str) -> None:
+    seen = read_answer(tool(output=output), status, b" \n", LIMIT)
+    assert (seen.kind if isinstance(seen, Observation) else "result") == ended
+
+
+def test_null_says_that_there_is_nothing_where_the_tool_has_extractors() -> None:
+    result = read_answer(tool(extract={"email": ["email"]}), 200, b"null", LIMIT)
+    assert isinstance(result, Result)
+    assert result.no_result
+    seen = read_answer(tool(), 200, b"null", LIMIT)
+    assert isinstance(seen, Observation)
+    assert seen.kind == "wrong_answer"
+
+
 def test_no_result_is_when_every_extractor_is_null() -> None:
     described = tool(extract={"email": ["email", "data.0.email"]}, output=dict)
     for body, nothing in ((b'{"email": null}', True), (b'{"data": [{"email": "x"}]}', False), (b"{}", True)):
@@ -152,10 +170,22 @@ def test_one_bad_item_of_a_batch_fails_alone() -> None:
     assert [type(one).__name__ for one in ended] == ["Result", "Observation", "Result"]
 
 
-@pytest.mark.parametrize("body", [b"{}", b'{"out": 1}', b'{"out": {"list": {}}}', b"[", b"null"])
-def test_a_batch_answer_without_its_list_is_a_bad_answer_for_all(body: bytes) -> None:
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"{}", "wrong_answer"),
+        (b'{"out": 1}', "wrong_answer"),
+        (b'{"out": {"list": {}}}', "wrong_answer"),
+        (b"null", "wrong_answer"),
+        (b"[", "bad_answer"),
+        (b"", "bad_answer"),
+        (b"<html>", "bad_answer"),
+        (b'{"out": {"list": [{}, {}', "bad_answer"),
+    ],
+)
+def test_a_batch_answer_without_its_list_fails_all_and_is_asked_for_again_only_if_it_is_no_json(body: bytes, kind: str) -> None:
     ended = read_answers(tool(batch=Batch(9, results="out.list")), 200, body, ["a", "b"], [b"{}"] * 2, LIMIT)
-    assert [one.kind if isinstance(one, Observation) else None for one in ended] == ["bad_answer"] * 2
+    assert [one.kind if isinstance(one, Observation) else None for one in ended] == [kind] * 2
 
 
 async def test_credentials_are_resolved_once_and_again_when_refused(tmp_path: Any) -> None:

@@ -1,0 +1,68 @@
+"""Tries of a call over all its waits, and what a provider's Retry-After means for others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.unit.tool_gateway.conftest import FindIn, FindOut, Rig, answering
+
+from rowmill import HttpTool, Provider
+from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse
+
+
+def find_tool(**options: Any) -> Any:
+    provider = Provider("hunter", base_url="http://127.0.0.1:1")
+
+    @provider.post("/v2/find", effect="read", **options)
+    class Find(HttpTool[FindIn, FindOut]): ...
+
+    return Find
+
+
+async def test_a_503_that_says_when_to_come_back_closes_the_lane_for_all(rig: Rig) -> None:
+    find = find_tool()
+    rig.port.script = answering({}, status=503, Retry_After="9")
+    [first] = await rig.ask([rig.item(find, {"domain": "a.example"})])
+    [other] = await rig.ask([rig.item(find, {"domain": "b.example"})])
+    assert (first.outcome, other.outcome) == ("deferred", "deferred")
+    assert min(first.wait_ms, other.wait_ms) >= 8500
+    assert len(rig.port.requests) == 1
+
+
+async def test_tries_are_counted_over_all_waits_elsewhere(rig: Rig) -> None:
+    """A provider that always says "come back in 9 s" was once asked, and maybe paid, for an hour: each return began to count anew."""
+    find = find_tool()
+    rig.port.script = answering({}, status=503, Retry_After="9")
+    started = rig.clock.now()
+    outcomes = []
+    for _ in range(5):
+        [outcome] = await rig.ask([rig.item(find, {"domain": "a.example"})], started_at=started)
+        outcomes.append(outcome.outcome)
+        for lane, *_rest in rig.engine.dispatcher._places.values():
+            lane.closed_until = float("-inf")  # as if the time had passed
+    assert outcomes == ["deferred"] * 4 + ["failed"]
+    assert len(rig.port.requests) == 5
+    [again] = await rig.ask([rig.item(find, {"domain": "a.example"})], run="run-2")
+    assert again.outcome == "deferred", "another run tries for itself"
+
+
+async def test_a_call_has_its_whole_timeout_from_dispatch_however_long_it_waited_for_its_turn(rig: Rig) -> None:
+    find = find_tool(timeout=7)
+    flowing = asyncio.Event()
+
+    async def held(request: HttpRequest) -> HttpResponse:
+        await flowing.wait()
+        return await answering({"email": "a@example"})(request)
+
+    rig.port.script = held
+    find.__rowmill_tool__.provider.configure(concurrency=1)
+    items = [rig.item(find, {"domain": f"d{n}.example"}) for n in range(2)]
+    rig.hand_in(items)
+    while not rig.port.requests:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.02)
+    flowing.set()
+    for item in items:
+        await rig.bus.outcome(item.call_id)
+    assert [request.timeout for request in rig.port.requests] == [7.0, 7.0]
