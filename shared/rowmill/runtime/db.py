@@ -30,7 +30,6 @@ BUSY = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 
 OUTAGES = (
     asyncpg.PostgresConnectionError,
-    asyncpg.InterfaceError,
     asyncpg.OperatorInterventionError,  # shutting down, crashed, starting, or the statement was cancelled from outside
     asyncpg.InsufficientResourcesError,  # too many connections, memory or disk used up
     *BUSY,
@@ -38,7 +37,11 @@ OUTAGES = (
     OSError,
     TimeoutError,
 )
-"""What a statement can raise because the database is away or busy, not because the statement is wrong."""
+"""What a statement can raise because the database is away or busy, not because the statement is wrong.
+
+Not asyncpg's `InterfaceError`: it says that a call made no sense, whether because its connection is gone by now (see `_or_end`) or because the
+caller is wrong (a value that does not fit its type, two statements at once), and that stays wrong however often it is repeated.
+"""
 
 LOOK_SECONDS = 2.0
 """How often an idle database is asked whether it answers."""
@@ -80,12 +83,28 @@ async def _keep_session(_: object) -> None:
 
 
 async def _or_end(connection: Connection, work: Callable[[Connection], Awaitable[ResultT]]) -> ResultT:
-    """Do the work; a connection over which it got no answer is dropped, since a rollback over it would get none either."""
+    """Do the work; a connection over which it got no answer is dropped, since a rollback over it would get none either.
+
+    Raises:
+        ConnectionResetError: what asyncpg calls a wrong use of its interface was one of a connection that had closed.
+
+    """
     try:
         return await work(connection)
     except (TimeoutError, OSError):
         connection.terminate()
         raise
+    except asyncpg.InterfaceError as error:
+        if _gone(connection):
+            raise ConnectionResetError(str(error)) from error
+        raise
+
+
+def _gone(connection: Connection) -> bool:
+    try:
+        return connection.is_closed()
+    except asyncpg.InterfaceError:  # the pool took it back when it closed
+        return True
 
 
 class Database:
@@ -145,7 +164,7 @@ class Database:
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.pool.close()
-        except (TimeoutError, *OUTAGES):
+        except (asyncpg.InterfaceError, *OUTAGES):
             self.pool.terminate()
 
     async def _look(self) -> None:
@@ -159,7 +178,7 @@ class Database:
         ``foreign``: it runs statements that are not ours, so the session is set back after it.
 
         Raises:
-            UnavailableError: away for longer than `OUTAGE_LIMIT`.
+            UnavailableError: away for longer than `OUTAGE_LIMIT`, or we are closing.
 
         """
 
@@ -208,6 +227,10 @@ class Database:
                     raise UnavailableError(f"the database has not answered for {OUTAGE_LIMIT:g} s: {error}") from error
                 log.warning("database_repeat", schema=self.schema, error=repr(error), failures=failures)
                 await self._clock.sleep(backoff(failures, first=0.02, limit=2.0))
+            except asyncpg.InterfaceError as error:
+                if self.pool.is_closing():
+                    raise UnavailableError("the connections to the database are being closed") from error
+                raise
             else:
                 self.reachable = True
                 return result
@@ -217,7 +240,7 @@ class Database:
         try:
             async with self.pool.acquire(timeout=2) as connection:
                 await connection.execute("SELECT 1", timeout=2)
-        except (*OUTAGES, asyncpg.PostgresError):
+        except (*OUTAGES, asyncpg.PostgresError, asyncpg.InterfaceError):
             return False
         return True
 
