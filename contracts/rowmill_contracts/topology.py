@@ -71,6 +71,21 @@ def suspect(queue: str) -> str:
     return f"{queue}.suspect"
 
 
+LIMITED_SINCE: Final = 4
+"""Major version of RabbitMQ from which on a quorum queue that says nothing of a delivery limit has one of 20."""
+
+
+def arguments_at(queue: Queue, broker_version: str) -> dict[str, Any]:
+    """What to declare a queue with at a broker of that version (``3.13.7``): without a limit of deliveries, whichever way that is said there.
+
+    The twenty-first reader of a dead letter would otherwise be its last: those queues dead-letter nowhere.
+    """
+    major = broker_version.partition(".")[0]
+    if queue.arguments.get("x-queue-type") == "quorum" and major.isdigit() and int(major) >= LIMITED_SINCE:
+        return {**queue.arguments, "x-delivery-limit": -1}
+    return dict(queue.arguments)
+
+
 def work_queue(name: str, *keys: str, single_active: bool = False) -> Queue:
     arguments: dict[str, Any] = {
         "x-queue-type": "quorum",

@@ -130,6 +130,15 @@ def test_every_work_queue_dead_letters_to_a_queue_of_its_own_and_to_admission() 
         assert queue.arguments["x-overflow"] == "reject-publish"
 
 
+@pytest.mark.parametrize(("version", "limit"), [("3.10.8", None), ("3.13.7", None), ("4.0.5", -1), ("4.1.0-beta.4", -1), ("10.0", -1), ("", None)])
+def test_no_queue_limits_deliveries_whatever_the_brokers_version(version: str, limit: int | None) -> None:
+    """3.x refuses the word for it, 4.x means twenty without it."""
+    for queue in topology.topology()[1]:
+        arguments = topology.arguments_at(queue, version)
+        assert arguments.get("x-delivery-limit") == limit, queue.name
+        assert {name: value for name, value in arguments.items() if name != "x-delivery-limit"} == queue.arguments
+
+
 def test_every_work_queue_has_a_suspect_queue_whose_dead_letters_are_the_work_queues() -> None:
     queues = {queue.name: queue for queue in topology.topology()[1]}
     for queue in topology.WORK_QUEUES:

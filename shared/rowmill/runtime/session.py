@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import aio_pika
+import structlog
 from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractIncomingMessage
 from aiormq import spec
+from aiormq.exceptions import ChannelPreconditionFailed
 
 from rowmill.runtime.clock import Clock, new_id
-from rowmill.runtime.transport import AsTransportErrors, BrokerConnection, close, connect
+from rowmill.runtime.transport import AsTransportErrors, BrokerConnection, broker_version, close, connect
 from rowmill.runtime.watching import ConsumerWatch
-from rowmill_contracts.topology import topology
+from rowmill_contracts.topology import Queue, arguments_at, topology
+
+log = structlog.get_logger()
 
 LISTENER_LENGTH: Final = 50_000
 """Messages that a listener's own queue keeps; a slow listener loses the oldest and stops nobody."""
@@ -115,19 +119,33 @@ class Session:
             for exchange in exchanges:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await channel.declare_exchange(exchange.name, exchange.kind, durable=True)
+            version = broker_version(self.connection)
             for queue in queues:
+                arguments = arguments_at(queue, version)
                 try:
-                    async with asyncio.timeout(ANSWER_SECONDS):
-                        declared = await channel.declare_queue(queue.name, durable=True, arguments=dict(queue.arguments))
-                        for exchange_name, key in queue.bindings:
-                            await declared.bind(exchange_name, key)
-                except TimeoutError as error:
-                    raise TimeoutError(f"queue {queue.name} could not be declared within {ANSWER_SECONDS:g} s") from error
+                    await self._declare_queue(channel, queue, arguments)
+                except ChannelPreconditionFailed as error:
+                    if arguments == queue.arguments:
+                        raise
+                    # It was declared before the broker came to limit deliveries, and its arguments cannot be changed.
+                    log.warning("queue_limits_deliveries", queue=queue.name, error=str(error), remedy="a policy with delivery-limit -1")
+                    channel = await self.connection.channel(publisher_confirms=False)
+                    await self._declare_queue(channel, queue, queue.arguments)
             async with asyncio.timeout(ANSWER_SECONDS):
                 await channel.close()
             for exchange in exchanges:
                 self._exchanges[exchange.name] = await self._publisher.get_exchange(exchange.name, ensure=False)
         self._single_active = {queue.name for queue in queues if queue.arguments.get("x-single-active-consumer")}
+
+    @staticmethod
+    async def _declare_queue(channel: AbstractChannel, queue: Queue, arguments: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                declared = await channel.declare_queue(queue.name, durable=True, arguments=dict(arguments))
+                for exchange_name, key in queue.bindings:
+                    await declared.bind(exchange_name, key)
+        except TimeoutError as error:
+            raise TimeoutError(f"queue {queue.name} could not be declared within {ANSWER_SECONDS:g} s") from error
 
     @property
     def _publisher(self) -> AbstractChannel:

@@ -113,6 +113,13 @@ async def close(connection: AbstractConnection) -> None:
     await asyncio.wait({closing}, timeout=CLOSE_SECONDS)
 
 
+def broker_version(connection: BrokerConnection) -> str:
+    """What the broker says of itself (``3.13.7``); empty where it says nothing."""
+    underlay = connection.transport.connection if connection.transport is not None else None
+    said = getattr(underlay, "server_properties", {}).get("version", "")
+    return said.decode() if isinstance(said, bytes) else str(said)
+
+
 def redacted(url: str) -> str:
     """A server's URL without its password."""
     scheme, found, rest = url.partition("://")

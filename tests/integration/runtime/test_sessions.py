@@ -8,9 +8,13 @@ import socket
 
 import pytest
 
+from rowmill.runtime import session as session_module
 from rowmill.runtime.bus import Bus
+from rowmill.runtime.deliveries import Delivery
 from rowmill.runtime.settings import ServiceSettings
-from rowmill.runtime.transport import TRANSPORT_ERRORS, BrokerConnection, connect
+from rowmill.runtime.transport import TRANSPORT_ERRORS, BrokerConnection, broker_version, close, connect
+from rowmill_contracts import topology
+from rowmill_contracts.runs import AdvanceRun
 
 
 async def test_a_stop_hangs_up_only_after_the_broker_has_said_goodbye(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,3 +54,26 @@ def test_an_attempt_to_connect_that_failed_leaves_nothing_to_close() -> None:
         asyncio.run(attempt())
     gc.collect()  # where the destructor would close it, outside of any loop; an error there fails the test
     assert not [left for left in gc.get_objects() if isinstance(left, BrokerConnection) and not left.is_closed]
+
+
+async def test_the_broker_says_its_version(broker_url: str) -> None:
+    connection = await connect(broker_url, name="test", heartbeat=8, timeout=10)
+    try:
+        assert broker_version(connection).partition(".")[0].isdigit()
+    finally:
+        await close(connection)
+
+
+async def test_queues_that_stand_with_other_limits_of_deliveries_are_used_as_they_are(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an upgrade of the broker to 4: what was declared before without a word about deliveries refuses the word for "no limit"."""
+    monkeypatch.setattr(session_module, "broker_version", lambda _: "4.0.0")
+    handled = asyncio.Event()
+
+    async def handle(_: Delivery) -> None:
+        handled.set()
+
+    async with Bus(ServiceSettings(broker_url=broker_url, time_scale=0.05), service="test") as bus:
+        await bus.consume(topology.EXECUTOR_ADVANCE, handle)
+        await bus.publish(AdvanceRun(run_id="run-1"), topology.EXECUTOR_ADVANCE)
+        async with asyncio.timeout(30):
+            await handled.wait()
