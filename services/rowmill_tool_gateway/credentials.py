@@ -92,6 +92,10 @@ class Credentials:
         known = self._known.get(provider.name)
         return FIRST_VERSION if known is None else known.version
 
+    def resolved(self, provider: Provider) -> bool:
+        """Whether a request made now need not wait for its credential."""
+        return not provider.secrets or provider.name in self._known
+
     async def headers(self, provider: Provider) -> Mapping[str, str]:
         """The headers that carry the credential. Raises `SecretMissing`, or what the author's function raised, as `SecretMissing`."""
         known = self._known.get(provider.name)

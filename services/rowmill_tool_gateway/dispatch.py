@@ -1,32 +1,31 @@
-"""From waiting calls to requests: claim just in time, gather, pace, confirm, send.
+"""From waiting calls to requests: claim just in time, gather, pace, and hand each request to the sender when its turn is there.
 
-Owns lanes and groups at work. Nothing is sent unless, right before it, the shard's lease is held by this process's own clock and outcomes can be
-stored. How a request's outcome is stored is the settler's, who is answered what the hand's.
+Owns lanes and groups at work. How a request is sent is the sender's, how its outcome is stored the settler's, who is answered what the hand's.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
-from rowmill.encoding.receipts import idempotency_key
-from rowmill.runtime.clock import Clock, backoff
+from rowmill.providers import Provider
+from rowmill.runtime.clock import Clock
 from rowmill_contracts.digests import shard_of
-from rowmill_contracts.receipts import LeaseRef
 from rowmill_contracts.tools import ToolFailure
 from rowmill_tool_gateway.claiming import Claims
-from rowmill_tool_gateway.failures import Observation
+from rowmill_tool_gateway.credentials import Credentials
 from rowmill_tool_gateway.flights import Call, Flight, Stage
 from rowmill_tool_gateway.groups import Group
 from rowmill_tool_gateway.hand import Hand
 from rowmill_tool_gateway.lanes import Lane, ProbePolicy
 from rowmill_tool_gateway.pacing import Pace
 from rowmill_tool_gateway.receipts import Receipts
-from rowmill_tool_gateway.results import Ended
+from rowmill_tool_gateway.sending import Sender
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.shards import ShardLeases
 from rowmill_tool_gateway.toolbox import PreparedTool
@@ -39,20 +38,19 @@ LEAST_TIMER = 0.001
 
 @dataclass(slots=True, eq=False)
 class _Traffic:
-    """A lane at work: its groups in turn, and when it is looked at next."""
+    """A lane at work: its groups in turn, and when it is looked at next. ``resolving``: its provider's secrets are; nothing is claimed yet."""
 
     lane: Lane
+    resolving: bool = False
     groups: deque[Group[Flight]] = field(default_factory=deque)
     timer: asyncio.TimerHandle | None = None
     dirty: bool = False
 
 
 class Dispatcher:
-    """``settle``: told how the flights of one request ended. ``lease_ids``: makes ids that no other process makes. ``credential``: the version of
-    a tool's credential that its next request goes with.
-    """
+    """``sender``: given the flights of each request whose turn it is. ``lease_ids``: makes ids that no other process makes."""
 
-    settle: Callable[[Lane, list[Flight], list[Ended]], None]
+    sender: Sender
 
     def __init__(
         self,
@@ -62,7 +60,7 @@ class Dispatcher:
         clock: Clock,
         settings: ToolGatewaySettings,
         lease_ids: Callable[[], str],
-        credential: Callable[[PreparedTool], int],
+        credentials: Credentials,
     ) -> None:
         self._hand = hand
         self._receipts = receipts
@@ -70,11 +68,11 @@ class Dispatcher:
         self._clock = clock
         self._settings = settings
         self._lease_ids = lease_ids
-        self._credential = credential
+        self._credentials = credentials
         self._probes = ProbePolicy(settings.unreachable_after, settings.probe_first, settings.probe_limit)
         self._traffic: dict[tuple[str, str], _Traffic] = {}
         self._places: dict[tuple[str, str], tuple[Lane, Group[Flight], _Traffic]] = {}
-        self._claims = Claims(self, hand, receipts, shards, clock, lease_ids, settings.look_after)
+        self.claims = Claims(self, hand, receipts, shards, clock, lease_ids, settings.look_after)
         self._requests: set[asyncio.Task[None]] = set()
         self.prevented = 0
         """Calls that were deferred because outcomes could not be stored (SPEC 3.9)."""
@@ -97,11 +95,27 @@ class Dispatcher:
                 pace = None if provider.rate is None else Pace(provider.rate, provider.burst)
                 lane = Lane(org, tool.provider, shard_of(org, tool.provider), concurrency=provider.concurrency, pace=pace, probes=self._probes)
                 traffic = self._traffic[org, tool.provider] = _Traffic(lane)
+                if not self._credentials.resolved(provider):
+                    traffic.resolving = True
+                    self._begin(self._resolve_first(traffic, provider))
             own_pace = None if tool.tool.rate is None else Pace(tool.tool.rate, provider.burst)
             group: Group[Flight] = Group(size=tool.size, gather=self._settings.page_gather, pace=own_pace)
             traffic.groups.append(group)
             placed = self._places[key] = (traffic.lane, group, traffic)
         return placed
+
+    async def _resolve_first(self, traffic: _Traffic, provider: Provider) -> None:
+        """Resolve the secrets before anything is claimed: a claim may be the confirmation, and resolving may take a minute."""
+        try:
+            await self.sender.resolve(provider)
+        finally:
+            traffic.resolving = False
+            self._soon(traffic)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
 
     def look_again(self, shard: int | None = None) -> None:
         """Something that held lanes back may be over: those of a shard, or all."""
@@ -130,7 +144,7 @@ class Dispatcher:
             for call in flight.calls:
                 call.late = True
         if expected > self._settings.look_after and not flight.looked:
-            self._claims.look(flight)
+            self.claims.look(flight)
         else:
             self.resume(flight)
 
@@ -171,7 +185,7 @@ class Dispatcher:
                 if flight.looked or not self._receipts.storing:
                     self.resume(flight)
                 else:
-                    self._claims.look(flight)
+                    self.claims.look(flight)
             case Stage.PAUSED:
                 if flight.timer is not None:
                     flight.timer.cancel()
@@ -179,8 +193,8 @@ class Dispatcher:
                 if flight.calls:
                     self.pause(flight, self._settings.retry_first)
             case Stage.READY:
-                self._unready(flight)
-                self._claims.release(flight)
+                self.unready(flight)
+                self.claims.release(flight)
             case _:
                 pass  # on its way; whoever ends that step sees that the call is late
 
@@ -188,10 +202,10 @@ class Dispatcher:
         """The run is said to have stopped: give back what is claimed for it and not sent. Claiming anew tells whether it has."""
         for flight in list(self._hand.flights.values()):
             if flight.payer_run == run_id and flight.stage is Stage.READY:
-                self._unready(flight)
-                self._claims.release(flight)
+                self.unready(flight)
+                self.claims.release(flight)
 
-    def _unready(self, flight: Flight) -> None:
+    def unready(self, flight: Flight) -> None:
         flight.group.remove(flight)
         flight.lane.claimed -= flight.tool.weight
 
@@ -220,7 +234,7 @@ class Dispatcher:
             traffic.timer.cancel()
             traffic.timer = None
         lane, now = traffic.lane, self._clock.monotonic()
-        if not self._may_send(lane):
+        if traffic.resolving or not self._may_send(lane):
             return  # the shard gained, or the latch opened, pumps again; meanwhile the hand's sweep defers
         self._claim_what_fits(traffic, now)
         while lane.may_send(now):
@@ -232,9 +246,7 @@ class Dispatcher:
             lane.opened(now)
             for flight in flights:
                 flight.stage = Stage.SENT
-            task = asyncio.ensure_future(self._send(traffic, flights))
-            self._requests.add(task)
-            task.add_done_callback(self._requests.discard)
+            self._begin(self._send(traffic, flights))
         wake = self._wake_at(traffic, now)
         if wake is not None:
             loop = asyncio.get_running_loop()
@@ -255,7 +267,7 @@ class Dispatcher:
                     break
                 room -= flight.tool.weight
                 idle = 0
-                self._claims.claim(flight)
+                self.claims.claim(flight)
 
     def _due(self, traffic: _Traffic, now: float) -> Group[Flight] | None:
         """The next group, in turn, whose request may go now."""
@@ -285,98 +297,7 @@ class Dispatcher:
         return min([*later, now + self._settings.claim_ahead])
 
     async def _send(self, traffic: _Traffic, flights: list[Flight]) -> None:
-        lane, tool = traffic.lane, flights[0].tool
-        if not tool.confirmed_by_claim:
-            flights = await self._confirm(lane, flights)
-        else:
-            flights = self._still_ours(lane, flights)
-        if not flights:
-            lane.finished(None)
-            self._soon(traffic)
-            return
-        inputs = [bytes(flight.input) for flight in flights]
-        keys = [idempotency_key(flight.key, flight.payer_run if flight.forced else None) for flight in flights]
-        timeout = min(flight.timeout for flight in flights)
-        credential = self._credential(tool)
-        for flight in flights:
-            flight.credential = credential
-        started = self._clock.monotonic()
-        ended: list[Ended]
         try:
-            ended = list(await tool.carrier.carry(inputs, keys, timeout))
-        except Exception as error:
-            log.exception("request_crashed", tool=tool.id)
-            ended = [Observation("crashed", f"the gateway failed: {type(error).__name__}")] * len(flights)
+            await self.sender.send(traffic.lane, flights)
         finally:
-            lane.finished(self._clock.monotonic() - started)
             self._soon(traffic)
-        self.settle(lane, flights, ended)
-
-    def _still_ours(self, lane: Lane, flights: list[Flight]) -> list[Flight]:
-        """Those that may be sent on the claim's own confirmation: under the term of their claim, since another holder may have sent what is older."""
-        term = self._shards.term(lane.shard) if self._receipts.storing else None
-        sent: list[Flight] = []
-        for flight in flights:
-            if term is not None and flight.term == term:
-                sent.append(flight)
-            else:
-                self._claims.release(flight)
-        return sent
-
-    async def _confirm(self, lane: Lane, flights: list[Flight]) -> list[Flight]:
-        """Those whose lease is confirmed. An unanswered confirm is asked again: it may have been carried out, and then the same one answers."""
-        leases = [LeaseRef(key=flight.key, lease_id=flight.lease_id, run_id=flight.payer_run) for flight in flights]
-        batch_id = self._lease_ids()
-        failures = 0
-        while (answers := await self._receipts.confirm(lane.shard, leases, batch_id)) is None:
-            failures += 1
-            await self._clock.sleep(backoff(failures, first=0.05, limit=self._settings.store_timeout))
-        confirmed: list[Flight] = []
-        for flight, answer in zip(flights, answers, strict=True):
-            match answer.state:
-                case "confirmed":
-                    flight.dispatch, flight.leased_at = answer.dispatch, self._clock.monotonic()
-                    confirmed.append(flight)
-                case "halted":
-                    self._hand.halted(flight, "halted")
-                case "refused":
-                    self._shards.refused(lane.shard)
-                    self._claims.release(flight)
-                case _:
-                    flight.forget_lease()
-                    self.resume(flight)
-        if confirmed and not self._may_send(lane):
-            for flight in confirmed:
-                self._claims.release(flight)
-            return []
-        return confirmed
-
-    # ---- keeping leases ---------------------------------------------------------------------------------------------------------------
-
-    async def renew(self) -> None:
-        """Renew the leases of calls in hand that are a third of their life old (SPEC 3.3)."""
-        now = self._clock.monotonic()
-        due = [
-            flight
-            for flight in self._hand.flights.values()
-            if flight.lease_id
-            and flight.stage in {Stage.READY, Stage.SENT, Stage.STORING}
-            and now - flight.leased_at >= self._settings.receipt_renewal
-        ]
-        for start in range(0, len(due), self._settings.receipt_page):
-            page = due[start : start + self._settings.receipt_page]
-            leases = [LeaseRef(key=f.key, lease_id=f.lease_id, run_id=f.payer_run, dispatch=f.dispatch) for f in page]
-            for flight, lease, held in zip(page, leases, await self._receipts.renew(leases) or [], strict=False):
-                if held:
-                    flight.leased_at = now
-                elif flight.lease_id == lease.lease_id:
-                    log.warning("lease_lost", tool=flight.tool.id, stage=flight.stage.name)
-                    if flight.stage is Stage.READY:
-                        self._unready(flight)
-                        flight.forget_lease()
-                        self.resume(flight)
-
-    async def finish(self, timeout: float) -> None:
-        """Wait for the requests that are under way."""
-        if self._requests:
-            await asyncio.wait(set(self._requests), timeout=timeout)

@@ -16,6 +16,7 @@ from rowmill_tool_gateway.dispatch import Dispatcher
 from rowmill_tool_gateway.flights import Page
 from rowmill_tool_gateway.hand import Hand
 from rowmill_tool_gateway.receipts import Asks, Receipts
+from rowmill_tool_gateway.sending import Sender
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.settling import Settler
 from rowmill_tool_gateway.shards import ShardLeases
@@ -79,17 +80,15 @@ class Engine:
             busy=self.hand.busy,
         )
         numbers = itertools.count(1)
-        self.dispatcher = Dispatcher(
-            self.hand,
-            self._receipts,
-            self.shards,
-            clock,
-            settings,
-            lease_ids=lambda: f"{holder}-{next(numbers):x}",
-            credential=lambda tool: credentials.version(tool.tool.provider),
-        )
+
+        def lease_ids() -> str:
+            return f"{holder}-{next(numbers):x}"
+
+        self.dispatcher = Dispatcher(self.hand, self._receipts, self.shards, clock, settings, lease_ids, credentials)
         self.hand.dispatch = self.dispatcher
-        self.dispatcher.settle = Settler(self.hand, self.dispatcher, self._receipts, credentials, clock, settings, jitter).settle
+        self.sender = Sender(self.dispatcher, self.dispatcher.claims, self.hand, self._receipts, self.shards, credentials, clock, settings, lease_ids)
+        self.dispatcher.sender = self.sender
+        self.sender.settle = Settler(self.hand, self.dispatcher, self._receipts, credentials, clock, settings, jitter).settle
         self._loops: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -133,4 +132,4 @@ class Engine:
     async def _renew(self) -> None:
         while True:
             await self._clock.sleep(self._settings.receipt_renewal / 4)
-            await self.dispatcher.renew()
+            await self.sender.renew()

@@ -13,16 +13,17 @@ from typing import Final, Literal
 
 from rowmill_contracts.tools import Effect, ToolFailure
 
-Kind = Literal["answered", "never_opened", "no_answer", "bad_answer", "wrong_answer", "too_large", "raised", "crashed", "misdefined"]
+Kind = Literal["answered", "not_sent", "never_opened", "no_answer", "bad_answer", "wrong_answer", "too_large", "raised", "crashed", "misdefined"]
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
     """How a request, or one item of it, ended without a result.
 
-    ``answered``: the provider answered with ``status``. ``never_opened``: no connection, so nothing was sent. ``no_answer``: sent, and the answer
-    never came. ``bad_answer``: it came and cannot be read. ``wrong_answer``: it can be read and does not fit the tool. ``raised``: a tool
-    function said so by `ToolError`. ``crashed``: a tool function raised something else. ``misdefined``: nothing was sent, the tool cannot work.
+    ``answered``: the provider answered with ``status``. ``not_sent``: the right to send ended before anything was. ``never_opened``: no connection,
+    so nothing was sent. ``no_answer``: sent, and the answer never came. ``bad_answer``: it came and cannot be read. ``wrong_answer``: it can be
+    read and does not fit the tool. ``raised``: a tool function said so by `ToolError`. ``crashed``: a tool function raised something else.
+    ``misdefined``: nothing was sent, the tool cannot work.
 
     ``retry_after``: seconds. ``category`` and ``code`` override what the tables say. ``says_payment``: the body speaks of quota or billing.
     """
@@ -114,6 +115,7 @@ class Rule:
 
 
 BY_KIND: Final[Mapping[str, Rule]] = {
+    "not_sent": Rule(Follow.REOPEN, "unreachable", "not_sent", charged=False),
     "never_opened": Rule(Follow.REOPEN, "unreachable", "connection_failed", charged=False),
     "no_answer": Rule(Follow.REPEAT, "no_answer", "no_answer"),
     "bad_answer": Rule(Follow.REPEAT, "bad_answer", "unreadable_answer"),

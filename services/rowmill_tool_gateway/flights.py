@@ -103,6 +103,8 @@ class Flight:
     dispatch: int = 0
     term: int | None = None
     """The term of its shard under which its lease was asked for."""
+    lost: bool = False
+    """Its lease was found to be another's by now."""
     leased_at: float = 0.0
     """When its lease was taken or last renewed, by the monotonic clock."""
     payer_run: str = ""
@@ -121,5 +123,6 @@ class Flight:
         self.forget_lease()
 
     def forget_lease(self) -> None:
+        self.lost = False
         self.lease_id = ""
         self.dispatch = 0

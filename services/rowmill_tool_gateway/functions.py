@@ -25,6 +25,7 @@ from rowmill.providers import Provider
 from rowmill.tools import Tool, ToolCall
 from rowmill_tool_gateway.credentials import Credentials
 from rowmill_tool_gateway.failures import Observation
+from rowmill_tool_gateway.http_port import MaySend, NoResponse, always, may_send_here, not_sent
 from rowmill_tool_gateway.http_tools import seen_answer
 from rowmill_tool_gateway.results import Ended, Result, output_of
 
@@ -86,6 +87,20 @@ class Clients:
         self._clients.clear()
 
 
+class _Right:
+    """The right to send of a function's requests. ``used``: one of them may have been sent, so that the call was."""
+
+    def __init__(self, may_send: MaySend) -> None:
+        self.used = False
+        self._may_send = may_send
+
+    def __call__(self) -> bool:
+        if not self._may_send():
+            return False
+        self.used = True
+        return True
+
+
 class FunctionCarrier:
     """``monotonic`` and ``wall``: clocks, for the deadline that functions see and for dates in headers."""
 
@@ -108,20 +123,28 @@ class FunctionCarrier:
         self._monotonic = monotonic
         self._wall = wall
 
-    async def carry(self, inputs: Sequence[bytes], keys: Sequence[str], timeout: float) -> Sequence[Ended]:
+    async def carry(self, inputs: Sequence[bytes], keys: Sequence[str], timeout: float, may_send: MaySend = always) -> Sequence[Ended]:
         tool = self._tool
         try:
             given = [tool.decode_input(_decode(one)) for one in inputs]
             secrets: Mapping[str, str] = await self._credentials.values(tool.provider)
         except (InputInvalid, SecretMissing) as error:
             return [Observation("misdefined", str(error), code=error.code)] * len(inputs)
+        if not may_send():
+            return [Observation("not_sent", str(not_sent()))] * len(inputs)
+        right = _Right(may_send)
+        asked = may_send_here.set(right)
         fresh = tool.effect == "non_idempotent"
         call = ToolCall(http=self._clients.client(tool.provider, fresh=fresh), keys=list(keys), deadline=self._monotonic() + timeout, secrets=secrets)
         try:
             async with asyncio.timeout(timeout):
                 outputs = await self._called(given if tool.batch is not None else given[0], call)
+        except NoResponse as error:
+            return [Observation("no_answer" if right.used else error.kind, str(error))] * len(inputs)
         except Exception as error:  # author code may raise anything
             return [self._observed(error)] * len(inputs)
+        finally:
+            may_send_here.reset(asked)
         if tool.batch is None:
             return [self._ended(outputs)]
         if not isinstance(outputs, list | tuple) or len(outputs) != len(inputs):
@@ -162,6 +185,8 @@ class FunctionCarrier:
                 return seen_answer(error.response.status_code, error.response.headers, _body(error.response), self._wall())
             case SecretMissing():
                 return Observation("misdefined", str(error), code=error.code, category="auth")
+            case NoResponse():  # of one item among others, which may have been sent
+                return Observation("no_answer", str(error))
             case httpx.HTTPError() if isinstance(error, _NEVER_OPENED):
                 return Observation("never_opened", f"no connection to the provider: {error}")
             case httpx.DecodingError() | httpx.RemoteProtocolError():

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 from rowmill_tool_gateway.http_parsing import BadResponse, ResponseParser, ResponseTooLarge
-from rowmill_tool_gateway.http_port import KEPT_URLS, HttpRequest, HttpResponse, NoResponse, NoResponseKind
+from rowmill_tool_gateway.http_port import KEPT_URLS, HttpRequest, HttpResponse, MaySend, NoResponse, NoResponseKind, always, not_sent
 
 KEEP_SECONDS: Final = 15.0
 """How long an unused connection is kept; servers close theirs later than this, so that few are lost at the moment of their use."""
@@ -129,7 +129,7 @@ class DirectPort:
         self._names: set[tuple[str, ...]] = set()
         self._tls: ssl.SSLContext | None = None
 
-    async def send(self, request: HttpRequest) -> HttpResponse:
+    async def send(self, request: HttpRequest, may_send: MaySend = always) -> HttpResponse:
         try:
             place = self._place(request.url)
             data = self._encoded(request, place)
@@ -144,14 +144,16 @@ class DirectPort:
             started = loop.time()
             connection = await self._open(loop, place, timeout)
             timeout -= loop.time() - started
-        response = await connection.exchange(data, request.method, timeout, f"no answer within {request.timeout:g} s")
-        if not connection.closed:
+        try:
+            if not may_send():  # nothing is awaited from here to the first byte
+                raise not_sent()
+            return await connection.exchange(data, request.method, timeout, f"no answer within {request.timeout:g} s")
+        finally:
             if request.fresh:
                 connection.close()
-            else:
+            elif not connection.closed:
                 connection.idle_since = loop.time()
                 idle.append(connection)
-        return response
 
     async def close(self) -> None:
         for idle in self._idle.values():

@@ -6,9 +6,10 @@ Owns connections, redirects (never followed), time limits and the size limit of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import aiohttp
 from aiohttp.http import HttpProcessingError
@@ -16,9 +17,27 @@ from yarl import URL
 
 from rowmill.errors import RowmillError
 
+if TYPE_CHECKING:
+    from aiohttp.client import ClientTimeout
+    from aiohttp.client_reqrep import ClientRequest
+    from aiohttp.connector import Connection
+    from aiohttp.tracing import Trace
+
 KEPT_URLS = 10_000
 """Parsed URLs that are kept; tools with the same URL for every call are parsed once."""
 _CHUNK = 256 * 1024
+
+MaySend = Callable[[], bool]
+"""Whether the request may still be sent. Asked once, when the connection stands and nothing is written yet; what is refused is never written."""
+
+
+def always() -> bool:
+    """Nothing stands against sending."""
+    return True
+
+
+may_send_here: ContextVar[MaySend] = ContextVar("may_send_here", default=always)
+"""What the sessions of `AiohttpPort` ask for a request that comes from this context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +64,7 @@ class HttpResponse:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-NoResponseKind = Literal["never_opened", "no_answer", "bad_answer", "too_large", "misdefined"]
+NoResponseKind = Literal["not_sent", "never_opened", "no_answer", "bad_answer", "too_large", "misdefined"]
 
 
 class NoResponse(RowmillError):
@@ -58,11 +77,27 @@ class NoResponse(RowmillError):
         self.kind = kind
 
 
+def not_sent() -> NoResponse:
+    """The end of a request that was refused."""
+    return NoResponse("not_sent", "the right to send ended before the request was written")
+
+
 class HttpPort(Protocol):
-    async def send(self, request: HttpRequest) -> HttpResponse:
-        """Send once, never again by itself. Raises `NoResponse`."""
+    async def send(self, request: HttpRequest, may_send: MaySend = always) -> HttpResponse:
+        """Send once, never again by itself, and only if ``may_send`` says so right before the first byte. Raises `NoResponse`."""
 
     async def close(self) -> None: ...
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Hands a connection over to be written to only while `may_send_here` says so; else it is kept for another request."""
+
+    async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
+        connection = await super().connect(req, traces, timeout)
+        if not may_send_here.get()():
+            connection.release()
+            raise not_sent()
+        return connection
 
 
 class AiohttpPort:
@@ -80,14 +115,15 @@ class AiohttpPort:
         """The provider's session, for clients that bring their own layer."""
         session = self._sessions.get((pool, fresh))
         if session is None:
-            connector = aiohttp.TCPConnector(limit=0, force_close=True) if fresh else aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+            connector = _Connector(limit=0, force_close=True) if fresh else _Connector(limit=0, keepalive_timeout=30)
             session = self._sessions[pool, fresh] = aiohttp.ClientSession(
                 connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, headers={"User-Agent": "rowmill"}
             )
             session._retry_connection = False  # noqa: SLF001 - aiohttp would send a lost GET again by itself, and it may cost money
         return session
 
-    async def send(self, request: HttpRequest) -> HttpResponse:
+    async def send(self, request: HttpRequest, may_send: MaySend = always) -> HttpResponse:
+        asked = may_send_here.set(may_send)
         try:
             response = await self.session(request.pool, fresh=request.fresh).request(
                 request.method,
@@ -107,6 +143,8 @@ class AiohttpPort:
             raise NoResponse("misdefined", f"the request cannot be sent: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise NoResponse("no_answer", f"the connection was lost before the answer: {type(error).__name__}: {error}") from error
+        finally:
+            may_send_here.reset(asked)
         try:
             return HttpResponse(response.status, await self._body(response), response.headers)
         except (aiohttp.ClientError, HttpProcessingError, OSError, TimeoutError) as error:

@@ -10,7 +10,7 @@ from rowmill.errors import DefinitionError, SecretMissing
 from rowmill.tools import Tool
 from rowmill_tool_gateway.credentials import Credentials
 from rowmill_tool_gateway.failures import Observation, retry_after_seconds, speaks_of_payment
-from rowmill_tool_gateway.http_port import HttpPort, NoResponse
+from rowmill_tool_gateway.http_port import HttpPort, MaySend, NoResponse, always
 from rowmill_tool_gateway.http_requests import RequestShape
 from rowmill_tool_gateway.results import Ended, read_answer, read_answers
 
@@ -21,8 +21,10 @@ EXCERPT = 300
 class Carrier(Protocol):
     """Carries out calls of one tool, in one request."""
 
-    async def carry(self, inputs: Sequence[bytes], keys: Sequence[str], timeout: float) -> Sequence[Ended]:
-        """How each call ended, in order. Never raises but when cancelled. ``timeout``: seconds from now."""
+    async def carry(self, inputs: Sequence[bytes], keys: Sequence[str], timeout: float, may_send: MaySend = always) -> Sequence[Ended]:
+        """How each call ended, in order. Never raises but when cancelled. ``timeout``: seconds from now. ``may_send``: asked right before anything
+        is sent; refused, every call ended as ``not_sent``.
+        """
 
 
 def seen_answer(status: int, headers: Mapping[str, str], body: bytes, now: float) -> Observation:
@@ -50,11 +52,11 @@ class HttpCarrier:
         self._wall = wall
         self._shape = RequestShape(tool)
 
-    async def carry(self, inputs: Sequence[bytes], keys: Sequence[str], timeout: float) -> Sequence[Ended]:
+    async def carry(self, inputs: Sequence[bytes], keys: Sequence[str], timeout: float, may_send: MaySend = always) -> Sequence[Ended]:
         try:
             credential = await self._credentials.headers(self._tool.provider)
             request, batched = self._shape.request(inputs, keys, credential, timeout)
-            response = await self._port.send(request)
+            response = await self._port.send(request, may_send)
         except SecretMissing as error:
             return [Observation("misdefined", str(error), code="secret_missing", category="auth")] * len(inputs)
         except DefinitionError as error:

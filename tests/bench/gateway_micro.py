@@ -41,7 +41,7 @@ from rowmill_contracts.tools import CallItem, ToolCalls, ToolResults  # noqa: E4
 from rowmill_tool_gateway.credentials import Credentials, Redactor  # noqa: E402
 from rowmill_tool_gateway.engine import Engine  # noqa: E402
 from rowmill_tool_gateway.http_direct import DirectPort  # noqa: E402
-from rowmill_tool_gateway.http_port import AiohttpPort, HttpRequest, HttpResponse  # noqa: E402
+from rowmill_tool_gateway.http_port import AiohttpPort, HttpRequest, HttpResponse, MaySend, always  # noqa: E402
 from rowmill_tool_gateway.http_tools import HttpCarrier  # noqa: E402
 from rowmill_tool_gateway.settings import ToolGatewaySettings  # noqa: E402
 from rowmill_tool_gateway.toolbox import Toolbox  # noqa: E402
@@ -91,8 +91,9 @@ class Granting:
 class InstantPort:
     """No HTTP at all: what is left is the engine."""
 
-    async def send(self, request: HttpRequest) -> HttpResponse:
+    async def send(self, request: HttpRequest, may_send: MaySend = always) -> HttpResponse:
         await asyncio.sleep(0)
+        assert may_send()
         return HttpResponse(200, b'{"email":"hello@example"}')
 
     async def close(self) -> None: ...

@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,25 @@ async def test_what_is_sent_and_what_comes_back(port: HttpPort, server: Server) 
     assert head.startswith(b"POST /v1/find%2Fx?a=b+c HTTP/1.1\r\n")
     assert b"X-Key: k" in head
     assert body == b'{"domain":"a"}'
+
+
+async def test_what_may_not_be_sent_any_more_is_not_written_although_the_connection_stands(port: HttpPort, server: Server) -> None:
+    """The right to send is asked for after the connection stands: a lease may have ended while it was opened."""
+    stood: list[int] = []
+
+    def refused() -> bool:
+        stood.append(server.connections)
+        return False
+
+    request = HttpRequest("hunter", "POST", server.url, {}, b"{}", 5.0)
+    for fresh in (True, False, False):
+        with pytest.raises(NoResponse) as caught:
+            await port.send(replace(request, fresh=fresh), refused)
+        assert caught.value.kind == "not_sent"
+    assert len(stood) == 3
+    assert server.requests == []
+    assert (await port.send(request)).status == 200
+    assert server.connections <= 2, "a connection that was not written to serves the next request"
 
 
 async def test_connections_are_kept_but_for_requests_that_want_a_fresh_one(port: HttpPort, server: Server) -> None:

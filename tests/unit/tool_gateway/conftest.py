@@ -25,7 +25,7 @@ from rowmill_contracts.tools import CallItem, CallOutcome, ToolCalls, ToolResult
 from rowmill_tool_gateway.credentials import Credentials, Redactor
 from rowmill_tool_gateway.engine import Engine
 from rowmill_tool_gateway.functions import Clients, FunctionCarrier
-from rowmill_tool_gateway.http_port import AiohttpPort, HttpRequest, HttpResponse
+from rowmill_tool_gateway.http_port import AiohttpPort, HttpRequest, HttpResponse, MaySend, always, not_sent
 from rowmill_tool_gateway.http_tools import Carrier, HttpCarrier
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.toolbox import Toolbox
@@ -85,13 +85,18 @@ class Neighbours:
 
 
 class ScriptedPort:
-    """``script`` answers each request; requests are kept."""
+    """``script`` answers each request; requests are kept. ``connect``: awaited before the right to send is asked for."""
 
     def __init__(self) -> None:
         self.requests: list[HttpRequest] = []
         self.script: Script = answering({"email": "a@example"})
+        self.connect: Callable[[], Awaitable[None]] | None = None
 
-    async def send(self, request: HttpRequest) -> HttpResponse:
+    async def send(self, request: HttpRequest, may_send: MaySend = always) -> HttpResponse:
+        if self.connect is not None:
+            await self.connect()
+        if not may_send():
+            raise not_sent()
         self.requests.append(request)
         return await self.script(request)
 
@@ -133,9 +138,8 @@ class Rig:
         self.sessions = AiohttpPort(connect_timeout=5, body_stall=5, body_limit=2**20)
         self._threads = ThreadPoolExecutor(2)
         self._numbers = itertools.count(1)
-        self.engine = Engine(
-            self.bus, Toolbox(self._carrier), self.credentials, settings, holder=f"gateway-{id(self)}", clock=self.clock, jitter=lambda: 0.0
-        )
+        self.holder = f"gateway-{id(self)}"
+        self.engine = Engine(self.bus, Toolbox(self._carrier), self.credentials, settings, holder=self.holder, clock=self.clock, jitter=lambda: 0.0)
         self.engine.start()
 
     def _carrier(self, tool: Tool) -> Carrier:

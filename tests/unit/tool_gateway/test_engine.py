@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -365,6 +367,133 @@ async def test_what_was_claimed_is_not_sent_once_the_shards_lease_has_lapsed(set
         for _ in range(100):
             await asyncio.sleep(0)
     assert len(rig.port.requests) == 1
+    await rig.stop()
+
+
+async def connecting(rig: Rig, meanwhile: Callable[[], None]) -> None:
+    """Let the first connection stand only when ``meanwhile`` has happened."""
+
+    async def connect() -> None:
+        rig.port.connect = None
+        while not rig.store.receipts or {receipt.state for receipt in rig.store.receipts.values()} - {"running"}:
+            await asyncio.sleep(0)
+        meanwhile()
+
+    rig.port.connect = connect
+
+
+@pytest.mark.parametrize("effect", ["read", "non_idempotent"])
+async def test_a_lease_that_lapses_while_the_connection_opens_leaves_the_call_unsent_and_uncharged(rig: Rig, effect: str) -> None:
+    """Another gateway may have taken the shard meanwhile: what is not written by then must not be."""
+    find = find_tool(effect=effect)
+    rig.store.answer(HaltRun(run_id="run-1", action="resume", budget=Decimal(1)))
+
+    def taken_by_another() -> None:
+        for shard in rig.store.shards.values():
+            shard.expires = 0.0
+        rig.store.answer(LeaseShard(holder="another", shards=list(rig.store.shards)))
+        for lease in rig.engine.shards._leases.values():
+            lease.until = float("-inf")
+
+    await connecting(rig, taken_by_another)
+    [outcome] = await rig.ask([rig.item(find, {"domain": "a.example"})])
+    assert outcome.outcome == "deferred"
+    assert rig.port.requests == []
+    assert [receipt.state for receipt in rig.store.receipts.values()] == ["released"]
+    assert rig.store.runs["run-1"].charged() == 0
+
+
+async def test_a_shard_that_was_lost_and_regained_meanwhile_is_not_the_one_that_was_claimed_under(rig: Rig) -> None:
+    def lost_and_regained() -> None:
+        shards = list(rig.store.shards)
+        rig.store.answer(LeaseShard(holder=rig.holder, shards=shards, release=True))
+        rig.store.answer(LeaseShard(holder="another", shards=shards))
+        rig.store.answer(LeaseShard(holder="another", shards=shards, release=True))
+        rig.store.answer(LeaseShard(holder=rig.holder, shards=shards))
+        for number, lease in rig.engine.shards._leases.items():
+            lease.term = rig.store.shards[number].term
+
+    await connecting(rig, lost_and_regained)
+    [outcome] = await rig.ask([rig.item(find_tool(), {"domain": "a.example"})])
+    assert outcome.outcome == "completed"
+    assert [receipt.dispatch for receipt in rig.store.receipts.values()] == [2], "claimed anew under the new term"
+    assert len(rig.port.requests) == 1
+
+
+@pytest.mark.parametrize("effect", ["read", "non_idempotent"])
+async def test_a_receipt_lease_that_is_lost_before_the_request_is_written_aborts_it(effect: str) -> None:
+    rig = Rig(ToolGatewaySettings(time_scale=0.05, receipt_renewal=0.2))
+    aborting = asyncio.Event()
+
+    def theirs() -> None:
+        for receipt in rig.store.receipts.values():
+            receipt.lease_id, receipt.dispatch, receipt.state = "another's", receipt.dispatch + 1, "running"
+
+    async def connect() -> None:
+        rig.port.connect = None
+        while not rig.store.receipts or {receipt.state for receipt in rig.store.receipts.values()} - {"running"}:
+            await asyncio.sleep(0)
+        theirs()
+        async with asyncio.timeout(10):
+            while not any(flight.lost for flight in rig.engine.hand.flights.values()):
+                await asyncio.sleep(0)
+        aborting.set()
+
+    rig.port.connect = connect
+    [outcome] = await rig.ask([rig.item(find_tool(effect=effect), {"domain": "a.example"})])
+    assert aborting.is_set()
+    assert outcome.outcome == "deferred", "it waits for the other holder's result"
+    assert rig.port.requests == []
+    assert [receipt.lease_id for receipt in rig.store.receipts.values()] == ["another's"]
+    await rig.stop()
+
+
+async def test_a_receipt_lease_that_is_lost_after_the_request_was_sent_lets_its_result_serve_the_row_alone() -> None:
+    rig = Rig(ToolGatewaySettings(time_scale=0.05, receipt_renewal=0.2))
+    lost = asyncio.Event()
+
+    async def answered_when_lost(request: HttpRequest) -> HttpResponse:
+        [receipt] = rig.store.receipts.values()
+        receipt.lease_id, receipt.dispatch = "another's", receipt.dispatch + 1
+        async with asyncio.timeout(10):
+            while not any(flight.lost for flight in rig.engine.hand.flights.values()):
+                await asyncio.sleep(0)
+        lost.set()
+        return await answering({"email": "late"})(request)
+
+    rig.port.script = answered_when_lost
+    [outcome] = await rig.ask([rig.item(find_tool(), {"domain": "a.example"})])
+    assert lost.is_set()
+    assert (outcome.outcome, raw_of(outcome)["email"]) == ("completed", "late")
+    [receipt] = rig.store.receipts.values()
+    assert (receipt.state, receipt.lease_id, receipt.output) == ("running", "another's", None)
+    await rig.stop()
+
+
+async def test_secrets_are_resolved_before_anything_is_claimed(settings: ToolGatewaySettings) -> None:
+    """A claim may be the confirmation, and a function that fetches a secret may take a minute."""
+    asked, given = threading.Event(), threading.Event()
+
+    def fetched() -> str:
+        asked.set()
+        assert given.wait(10)
+        return "the-key-itself"
+
+    rig = Rig(settings)
+    provider = Provider("hunter", base_url="http://127.0.0.1:1", auth=Bearer(secret("HUNTER_KEY", function=fetched)))
+
+    @provider.post("/v2/find", effect="read")
+    class Find(HttpTool[FindIn, FindOut]): ...
+
+    item = rig.item(Find, {"domain": "a.example"})
+    rig.hand_in([item])
+    while not asked.is_set():
+        await asyncio.sleep(0.001)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert rig.bus.claims == 0
+    given.set()
+    assert (await rig.bus.outcome(item.call_id)).outcome == "completed"
     await rig.stop()
 
 

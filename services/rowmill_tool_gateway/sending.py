@@ -1,0 +1,179 @@
+"""Sending: from the flights of one request to their outcomes, under leases and a right to spend that are looked at until the last moment.
+
+Nothing is written to a provider unless, right before its first byte, the shard's lease is held by this process's own clock under the very term of the
+claims, outcomes can be stored, and no flight's lease was found to be another's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from rowmill.encoding.receipts import idempotency_key, short_digest
+from rowmill.errors import SecretMissing
+from rowmill.providers import Provider
+from rowmill.runtime.clock import Clock, backoff
+from rowmill_contracts.receipts import LeaseRef
+from rowmill_tool_gateway.claiming import Claims
+from rowmill_tool_gateway.credentials import Credentials
+from rowmill_tool_gateway.failures import Observation
+from rowmill_tool_gateway.flights import Flight, Stage
+from rowmill_tool_gateway.hand import Hand
+from rowmill_tool_gateway.lanes import Lane
+from rowmill_tool_gateway.receipts import Receipts
+from rowmill_tool_gateway.results import Ended
+from rowmill_tool_gateway.settings import ToolGatewaySettings
+from rowmill_tool_gateway.shards import ShardLeases
+
+log = structlog.get_logger()
+
+
+class Flow(Protocol):
+    """Where flights go that are not sent after all."""
+
+    def resume(self, flight: Flight) -> None: ...
+
+    def unready(self, flight: Flight) -> None: ...
+
+
+class Sender:
+    """``settle``: told how the flights of one request ended. ``lease_ids``: makes ids that no other process makes."""
+
+    settle: Callable[[Lane, list[Flight], list[Ended]], None]
+
+    def __init__(
+        self,
+        flow: Flow,
+        claims: Claims,
+        hand: Hand,
+        receipts: Receipts,
+        shards: ShardLeases,
+        credentials: Credentials,
+        clock: Clock,
+        settings: ToolGatewaySettings,
+        lease_ids: Callable[[], str],
+    ) -> None:
+        self._flow = flow
+        self._claims = claims
+        self._hand = hand
+        self._receipts = receipts
+        self._shards = shards
+        self._credentials = credentials
+        self._clock = clock
+        self._settings = settings
+        self._lease_ids = lease_ids
+
+    async def resolve(self, provider: Provider) -> None:
+        """Resolve the provider's secrets before anything is confirmed; that may take a minute."""
+        with contextlib.suppress(SecretMissing):  # each call is told when it is carried out
+            await self._credentials.headers(provider)
+
+    async def send(self, lane: Lane, flights: list[Flight]) -> None:
+        """Send the flights of one request, which the lane has counted as open; returns when it ended and its outcome is being stored."""
+        tool = flights[0].tool
+        if not tool.confirmed_by_claim:
+            if not self._credentials.resolved(tool.tool.provider):
+                await self.resolve(tool.tool.provider)
+            flights = await self._confirm(lane, flights)
+        term = self._shards.term(lane.shard)
+        flights = self._still_ours(flights, term)
+        if not flights:
+            lane.finished(None)
+            return
+        inputs = [bytes(flight.input) for flight in flights]
+        keys = [idempotency_key(flight.key, flight.payer_run if flight.forced else None) for flight in flights]
+        timeout = min(flight.timeout for flight in flights)
+        credential = self._credentials.version(tool.tool.provider)
+        for flight in flights:
+            flight.credential = credential
+
+        def may_send() -> bool:
+            """Whether all of the request is still ours, as right before it was claimed."""
+            return self._shards.term(lane.shard) == term and self._receipts.storing and not any(flight.lost for flight in flights)
+
+        started = self._clock.monotonic()
+        ended: list[Ended] = []
+        try:
+            ended = list(await tool.carrier.carry(inputs, keys, timeout, may_send))
+        except Exception as error:
+            log.exception("request_crashed", tool=tool.id)
+            ended = [Observation("crashed", f"the gateway failed: {type(error).__name__}")] * len(flights)
+        finally:
+            sent = not (ended and isinstance(ended[0], Observation) and ended[0].kind == "not_sent")
+            lane.finished(self._clock.monotonic() - started if sent else None)
+        if sent:
+            self.settle(lane, flights, ended)
+        else:
+            for flight in flights:
+                self._claims.release(flight)
+
+    def _still_ours(self, flights: list[Flight], term: int | None) -> list[Flight]:
+        """Those that may be sent: under the term of their claim or confirmation, since another holder may have sent what is older."""
+        if not self._receipts.storing:
+            term = None
+        sent: list[Flight] = []
+        for flight in flights:
+            if term is not None and flight.term == term and not flight.lost:
+                sent.append(flight)
+            else:
+                self._claims.release(flight)
+        return sent
+
+    async def _confirm(self, lane: Lane, flights: list[Flight]) -> list[Flight]:
+        """Those whose lease is confirmed. An unanswered confirm is asked again: it may have been carried out, and then the same one answers."""
+        leases = [LeaseRef(key=flight.key, lease_id=flight.lease_id, run_id=flight.payer_run) for flight in flights]
+        batch_id = self._lease_ids()
+        failures, term = 0, self._shards.term(lane.shard)
+        while (answers := await self._receipts.confirm(lane.shard, leases, batch_id)) is None:
+            failures += 1
+            await self._clock.sleep(backoff(failures, first=0.05, limit=self._settings.store_timeout))
+            term = self._shards.term(lane.shard)
+        confirmed: list[Flight] = []
+        for flight, answer in zip(flights, answers, strict=True):
+            match answer.state:
+                case "confirmed":
+                    flight.dispatch, flight.leased_at, flight.term = answer.dispatch, self._clock.monotonic(), term
+                    confirmed.append(flight)
+                case "halted":
+                    self._hand.halted(flight, "halted")
+                case "refused":
+                    self._shards.refused(lane.shard)
+                    self._claims.release(flight)
+                case _:
+                    flight.forget_lease()
+                    self._flow.resume(flight)
+        return confirmed
+
+    # ---- keeping leases ---------------------------------------------------------------------------------------------------------------
+
+    async def renew(self) -> None:
+        """Renew the leases of calls in hand that are a third of their life old (SPEC 3.3)."""
+        now = self._clock.monotonic()
+        due = [
+            flight
+            for flight in self._hand.flights.values()
+            if flight.lease_id
+            and flight.stage in {Stage.READY, Stage.SENT, Stage.STORING}
+            and now - flight.leased_at >= self._settings.receipt_renewal
+        ]
+        for start in range(0, len(due), self._settings.receipt_page):
+            page = due[start : start + self._settings.receipt_page]
+            leases = [LeaseRef(key=f.key, lease_id=f.lease_id, run_id=f.payer_run, dispatch=f.dispatch) for f in page]
+            for flight, lease, held in zip(page, leases, await self._receipts.renew(leases) or [], strict=False):
+                if held:
+                    flight.leased_at = now
+                elif flight.lease_id == lease.lease_id:
+                    log.warning("lease_lost", tool=flight.tool.id, receipt=short_digest(flight.key), stage=flight.stage.name)
+                    self._lost(flight)
+
+    def _lost(self, flight: Flight) -> None:
+        """The lease is another's. What is not written yet must not be; a result of what was serves its row, and overwrites nothing."""
+        if flight.stage is Stage.READY:
+            self._flow.unready(flight)
+            flight.forget_lease()
+            self._flow.resume(flight)
+        else:
+            flight.lost = True
