@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -182,7 +183,8 @@ class FunctionCarrier:
                     retryable=error.retryable,
                 )
             case httpx.HTTPStatusError():
-                return seen_answer(error.response.status_code, error.response.headers, _body(error.response), self._wall())
+                body = self._credentials.redactor.body(_body(error.response))  # before it is cut, lest a part of a secret be left
+                return seen_answer(error.response.status_code, error.response.headers, body, self._wall())
             case SecretMissing():
                 return Observation("misdefined", str(error), code=error.code, category="auth")
             case NoResponse():  # of one item among others, which may have been sent
@@ -193,6 +195,8 @@ class FunctionCarrier:
                 return Observation("bad_answer", f"the answer cannot be read: {error}")
             case httpx.TransportError():
                 return Observation("no_answer", f"the connection was lost before the answer: {type(error).__name__}: {error}")
+            case json.JSONDecodeError() | UnicodeDecodeError():  # what `httpx.Response.json` raises
+                return Observation("bad_answer", f"the answer is not JSON: {error}", code="not_json")
             case TimeoutError():
                 return Observation("no_answer", "no answer within the call's timeout", code="timeout")
             case _:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
+from rowmill_tool_gateway.body_budget import BodyBudget, BodyShare
 from rowmill_tool_gateway.http_parsing import BadResponse, ResponseParser, ResponseTooLarge
 from rowmill_tool_gateway.http_port import KEPT_URLS, HttpRequest, HttpResponse, MaySend, NoResponse, NoResponseKind, always, not_sent
 
@@ -38,12 +39,14 @@ class _Place:
 class _Connection(asyncio.Protocol):
     """One connection, carrying one exchange at a time. After each, `closed` says whether it can carry another."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, body_stall: float, body_limit: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, body_stall: float, body_limit: int, budget: BodyBudget) -> None:
         self.closed = False
         self.idle_since = 0.0
         self._loop = loop
         self._body_stall = body_stall
         self._body_limit = body_limit
+        self._budget = budget
+        self._share: BodyShare | None = None
         self._transport: asyncio.Transport | None = None
         self._parser: ResponseParser | None = None
         self._answer: asyncio.Future[HttpResponse] | None = None
@@ -56,16 +59,17 @@ class _Connection(asyncio.Protocol):
         self._answer = answer
         limit = self._loop.call_later(timeout, self._fail, "no_answer", late)
         if self.closed or self._transport is None:
-            self._fail("no_answer", "the connection was lost before the answer")
+            self._fail("never_opened", "the connection was lost before anything was sent")
         else:
             self._transport.write(data)
         try:
             return await answer
         finally:
             limit.cancel()
-            if self._stall is not None:
-                self._stall.cancel()
-                self._stall = None
+            self._silence_ends()
+            if self._share is not None:
+                self._share.done()
+                self._share = None
             self._parser = self._answer = None
             if not (parser.complete and parser.reusable):
                 self.close()
@@ -88,13 +92,34 @@ class _Connection(asyncio.Protocol):
             if parser.complete:
                 answer.set_result(HttpResponse(parser.status, parser.body(), parser.headers))
             elif parser.in_body:
-                if self._stall is not None:
-                    self._stall.cancel()
-                self._stall = self._loop.call_later(self._body_stall, self._fail, "bad_answer", f"the answer stalled for {self._body_stall:g} s")
+                self._read_on_if_there_is_room(parser)
         except BadResponse as error:
             self._fail("bad_answer", str(error))
         except ResponseTooLarge as error:
             self._fail("too_large", str(error))
+
+    def _read_on_if_there_is_room(self, parser: ResponseParser) -> None:
+        """The rest of the body is still to come: wait for it, or, while others hold the budget, leave it where it is."""
+        self._silence_ends()
+        if self._share is None:
+            self._share = self._budget.share(self._read_on)
+        if self._share.want(parser.size, parser.announced):
+            self._silence_begins()
+        elif self._transport is not None:
+            self._transport.pause_reading()
+
+    def _read_on(self) -> None:
+        if not self.closed and self._transport is not None:
+            self._transport.resume_reading()
+            self._silence_begins()
+
+    def _silence_begins(self) -> None:
+        self._stall = self._loop.call_later(self._body_stall, self._fail, "bad_answer", f"the answer stalled for {self._body_stall:g} s")
+
+    def _silence_ends(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
@@ -118,12 +143,15 @@ class _Connection(asyncio.Protocol):
 
 
 class DirectPort:
-    """Connections are kept per provider and origin, the newest used first. How many are open is the lanes' business."""
+    """Connections are kept per provider and origin, the newest used first. How many are open is the lanes' business. ``budget``: shared with whoever
+    else reads bodies; by default its own.
+    """
 
-    def __init__(self, *, connect_timeout: float, body_stall: float, body_limit: int) -> None:
+    def __init__(self, *, connect_timeout: float, body_stall: float, body_limit: int, budget: BodyBudget | None = None) -> None:
         self._connect_timeout = connect_timeout
         self._body_stall = body_stall
         self._body_limit = body_limit
+        self._budget = budget or BodyBudget(2 * body_limit, body_limit)
         self._idle: dict[tuple[str, str, int, bool], list[_Connection]] = {}
         self._places: dict[str, _Place] = {}
         self._names: set[tuple[str, ...]] = set()
@@ -166,7 +194,7 @@ class DirectPort:
         try:
             async with asyncio.timeout(min(self._connect_timeout, timeout)):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(loop, self._body_stall, self._body_limit), place.host, place.port, **secure
+                    lambda: _Connection(loop, self._body_stall, self._body_limit, self._budget), place.host, place.port, **secure
                 )
         except TimeoutError as error:
             raise NoResponse("never_opened", f"no connection to {place.host}:{place.port} in time") from error

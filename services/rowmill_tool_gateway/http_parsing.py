@@ -59,7 +59,7 @@ class Headers(Mapping[str, str]):
 class ResponseParser:
     """Feed it until it is `complete`; then ``status``, ``headers`` and ``body()`` are the response.
 
-    ``reusable``: the connection may carry another request. ``in_body``: the headers were read.
+    ``reusable``: the connection may carry another request. ``in_body``: the headers were read. ``size``: bytes of the body so far, as they came.
     """
 
     __slots__ = (
@@ -69,13 +69,13 @@ class ResponseParser:
         "_interim",
         "_left",
         "_limit",
-        "_size",
         "_until_close",
         "_without_body",
         "complete",
         "headers",
         "in_body",
         "reusable",
+        "size",
         "status",
     )
 
@@ -89,7 +89,7 @@ class ResponseParser:
         self._without_body = method == "HEAD"
         self._buffer = b""
         self._body: list[bytes] = []
-        self._size = 0
+        self.size = 0
         self._interim = 0
         self._left = 0
         """Bytes that the body, or the chunk with its line end, still lacks."""
@@ -100,6 +100,11 @@ class ResponseParser:
     def started(self) -> bool:
         """Whether anything came."""
         return bool(self.status or self._buffer)
+
+    @property
+    def announced(self) -> int | None:
+        """Bytes of the whole body as it comes, where they were said; else None."""
+        return None if self._chunked or self._until_close else self.size + self._left
 
     def feed(self, data: bytes) -> None:
         """Take what came. Raises `BadResponse`, `ResponseTooLarge`."""
@@ -245,8 +250,8 @@ class ResponseParser:
 
     def _add(self, part: bytes) -> None:
         if part:
-            self._size += len(part)
-            if self._size > self._limit:
+            self.size += len(part)
+            if self.size > self._limit:
                 raise ResponseTooLarge(f"the answer has more than {self._limit} bytes")
             self._body.append(part)
 

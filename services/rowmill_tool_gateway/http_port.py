@@ -16,6 +16,9 @@ from aiohttp.http import HttpProcessingError
 from yarl import URL
 
 from rowmill.errors import RowmillError
+from rowmill_tool_gateway.bodies import Bounds, whole_body
+from rowmill_tool_gateway.body_budget import SMALL, BodyBudget
+from rowmill_tool_gateway.http_parsing import BadResponse, ResponseTooLarge
 
 if TYPE_CHECKING:
     from aiohttp.client import ClientTimeout
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
 
 KEPT_URLS = 10_000
 """Parsed URLs that are kept; tools with the same URL for every call are parsed once."""
-_CHUNK = 256 * 1024
 
 MaySend = Callable[[], bool]
 """Whether the request may still be sent. Asked once, when the connection stands and nothing is written yet; what is refused is never written."""
@@ -101,12 +103,11 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class AiohttpPort:
-    """One session per provider, with kept connections. How many requests are open is the lanes' business."""
+    """One session per provider, with kept connections. How many requests are open is the lanes' business. ``budget``: as `DirectPort`'s."""
 
-    def __init__(self, *, connect_timeout: float, body_stall: float, body_limit: int) -> None:
+    def __init__(self, *, connect_timeout: float, body_stall: float, body_limit: int, budget: BodyBudget | None = None) -> None:
         self._connect_timeout = connect_timeout
-        self._body_stall = body_stall
-        self._body_limit = body_limit
+        self.bounds = Bounds(body_limit, body_stall, budget or BodyBudget(2 * body_limit, body_limit))
         self._sessions: dict[tuple[str, bool], aiohttp.ClientSession] = {}
         self._timeouts: dict[float, aiohttp.ClientTimeout] = {}
         self._urls: dict[str, URL] = {}
@@ -123,6 +124,7 @@ class AiohttpPort:
         return session
 
     async def send(self, request: HttpRequest, may_send: MaySend = always) -> HttpResponse:
+        ends = asyncio.get_running_loop().time() + request.timeout
         asked = may_send_here.set(may_send)
         try:
             response = await self.session(request.pool, fresh=request.fresh).request(
@@ -146,36 +148,27 @@ class AiohttpPort:
         finally:
             may_send_here.reset(asked)
         try:
-            return HttpResponse(response.status, await self._body(response), response.headers)
+            async with asyncio.timeout_at(ends):  # aiohttp's own limit does not see that we wait for the budget
+                return HttpResponse(response.status, await self._body(response), response.headers)
+        except ResponseTooLarge as error:
+            raise NoResponse("too_large", str(error)) from error
+        except BadResponse as error:
+            raise NoResponse("bad_answer", str(error)) from error
         except (aiohttp.ClientError, HttpProcessingError, OSError, TimeoutError) as error:
             raise NoResponse("bad_answer", f"the answer broke off: {type(error).__name__}: {error}") from error
         finally:
             response.release()
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
-        announced = response.content_length
-        if announced is not None and announced > self._body_limit:
-            response.close()
-            raise NoResponse("too_large", f"the answer has {announced} bytes; at most {self._body_limit} are read")
+        announced = response.content_length if "Content-Encoding" not in response.headers else None  # what comes is unfolded already
         content = response.content
-        if content.is_eof():
-            return self._checked(response, content.read_nowait(-1))  # it came with the headers: the common case
-        chunks: list[bytes] = []
-        size = 0
-        while True:
-            async with asyncio.timeout(self._body_stall):
-                chunk = await content.read(_CHUNK)
-            if not chunk:
-                return b"".join(chunks)
-            size += len(chunk)
-            self._checked(response, chunk, size)
-            chunks.append(chunk)
-
-    def _checked(self, response: aiohttp.ClientResponse, chunk: bytes, size: int | None = None) -> bytes:
-        if (len(chunk) if size is None else size) > self._body_limit:
+        if content.is_eof() and content.total_bytes <= SMALL:
+            return content.read_nowait(-1)  # it came with the headers: the common case
+        try:
+            return await whole_body(aiter(content.iter_any()), announced, self.bounds)
+        except BaseException:
             response.close()
-            raise NoResponse("too_large", f"the answer has more than {self._body_limit} bytes")
-        return chunk
+            raise
 
     def _timeout(self, seconds: float) -> aiohttp.ClientTimeout:
         timeout = self._timeouts.get(seconds)

@@ -16,6 +16,8 @@ from rowmill_tool_gateway.results import Ended, read_answer, read_answers
 
 EXCERPT = 300
 """Characters of a refusal's body that go into its message."""
+REQUEST_IDS = ("X-Request-Id", "Request-Id", "X-Amzn-RequestId", "X-Correlation-Id", "CF-Ray")
+"""Headers in which providers name a request, for their support to find it; the first that is there counts."""
 
 
 class Carrier(Protocol):
@@ -36,7 +38,7 @@ def seen_answer(status: int, headers: Mapping[str, str], body: bytes, now: float
         f"the provider answered {status}" + (f": {excerpt}" if excerpt else ""),
         status=status,
         retry_after=retry_after,
-        request_id=headers.get("X-Request-Id"),
+        request_id=next((found for name in REQUEST_IDS if (found := headers.get(name))), None),
         says_payment=speaks_of_payment(status, body, retry_after),
     )
 

@@ -77,6 +77,9 @@ class ToolGatewaySettings(ServiceSettings):
     body_limit: Annotated[int, Field(ge=1)] = 32 * 1024 * 1024
     """Bytes of a response body at most; over it the call fails (SPEC 4.6)."""
 
+    body_budget: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
+    """Bytes of response bodies that are being read in this process, all together; further ones wait (SPEC 4.6). At least ``body_limit``."""
+
     result_limit: Annotated[int, Field(ge=1)] = 8 * 1024 * 1024
     """Bytes of a call's stored output at most; over it the call fails (SPEC 2.11)."""
 

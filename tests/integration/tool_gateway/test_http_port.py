@@ -8,73 +8,18 @@ import shutil
 import socket
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.integration.tool_gateway.socket_server import Server, Talk, saying
 
 from rowmill_tool_gateway.http_direct import DirectPort
 from rowmill_tool_gateway.http_port import AiohttpPort, HttpPort, HttpRequest, HttpResponse, NoResponse
 
 LIMIT = 100_000
 ZIPPED = gzip.compress(b"abcde", mtime=0)
-Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter, bytes], Awaitable[None]]
-
-
-class Server:
-    """Reads one request after the other and lets ``talk`` answer; a connection is closed when ``talk`` closes it."""
-
-    def __init__(self) -> None:
-        self.talk: Talk = saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-        self.requests: list[bytes] = []
-        self.connections = 0
-        self.url = ""
-        self._server: asyncio.Server | None = None
-        self._talking: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def stop(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in self._talking:
-            task.cancel()
-        await asyncio.gather(*self._talking, return_exceptions=True)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._talking.add(task)
-        self.connections += 1
-        try:
-            while not writer.is_closing():
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = next((int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0)
-                self.requests.append(head + await reader.readexactly(length))
-                await self.talk(reader, writer, self.requests[-1])
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-            self._talking.discard(task)
-
-
-def saying(*parts: bytes, close: bool = False, abort: bool = False) -> Talk:
-    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter, __: bytes) -> None:
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-            await asyncio.sleep(0.01)
-        if abort:
-            writer.transport.abort()
-        if close:
-            writer.close()
-
-    return talk
 
 
 @pytest.fixture
