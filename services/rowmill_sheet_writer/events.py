@@ -96,7 +96,7 @@ def event_id_of(kind: str, run_id: str, dataset: str, rows: list[RowEvent]) -> s
 
 
 def in_pages(rows: list[RowEvent]) -> Iterator[list[RowEvent]]:
-    """Cut at 200 rows and about 1 MiB; a larger single row is alone."""
+    """Cut at `PAGE_ROWS` rows and about 1 MiB; a larger single row is alone."""
     page: list[RowEvent] = []
     size = 0
     for row in rows:

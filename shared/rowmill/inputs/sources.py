@@ -15,7 +15,7 @@ import msgspec
 Row = dict[str, Any]
 Item = TypeVar("Item")
 
-PAGE_ROWS = 200
+PAGE_ROWS = 500
 PAGE_BYTES = 1024 * 1024
 
 _encode = msgspec.json.Encoder().encode

@@ -10,6 +10,7 @@ from tests.integration.admission.admission_neighbours import Neighbours, new_run
 
 from rowmill.encoding.canonical import row_key
 from rowmill_admission.settings import AdmissionSettings
+from rowmill_contracts.envelope import PAGE_ROWS
 from rowmill_contracts.events import DatasetEvent
 from rowmill_contracts.rows import RowTasks, SettledRow
 from rowmill_contracts.topology import ADMISSION_COUNTS
@@ -110,8 +111,8 @@ async def test_older_counts_change_nothing(neighbours: Neighbours) -> None:
     run_id = new_run_id()
     held: list[RowTasks] = []
     neighbours.work = lambda tasks: held.append(tasks) or []  # type: ignore[func-returns-value]
-    await neighbours.start(run_id, rows=rows(400))
-    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 400)
+    await neighbours.start(run_id, rows=rows(2 * PAGE_ROWS))
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 2 * PAGE_ROWS)
     before = neighbours.books.committed(run_id, "leads")
     await neighbours.settle(held[0], [settled(row, "completed") for row in held[0].rows])
     await neighbours.bus.publish(before, ADMISSION_COUNTS)
@@ -122,7 +123,7 @@ async def test_older_counts_change_nothing(neighbours: Neighbours) -> None:
     await finished(neighbours, marker)
     run = await neighbours.get(run_id)
     assert run is not None
-    assert run.counts.completed == 400
+    assert run.counts.completed == 2 * PAGE_ROWS
 
 
 async def test_counts_that_got_lost_are_asked_for(neighbours: Neighbours) -> None:
@@ -136,15 +137,15 @@ async def test_progress_is_told_while_rows_end(neighbours: Neighbours) -> None:
     run_id = new_run_id()
     held: list[RowTasks] = []
     neighbours.work = lambda tasks: held.append(tasks) or []  # type: ignore[func-returns-value]
-    await neighbours.start(run_id, rows=rows(400))
-    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 400)
+    await neighbours.start(run_id, rows=rows(2 * PAGE_ROWS))
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 2 * PAGE_ROWS)
     await neighbours.settle(held[0], [settled(row, "completed") for row in held[0].rows])
 
     def told() -> list[DatasetEvent]:
         return [event for event in neighbours.events if isinstance(event, DatasetEvent) and (event.run_id, event.state) == (run_id, "progress")]
 
-    await neighbours.until(lambda: told() and told()[-1].counts.completed == 200)
-    assert told()[-1].total_rows == 400
+    await neighbours.until(lambda: told() and told()[-1].counts.completed == PAGE_ROWS)
+    assert told()[-1].total_rows == 2 * PAGE_ROWS
 
 
 class TestPagesAreSentAgain:

@@ -6,6 +6,7 @@ import pytest
 from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, rows
 
 from rowmill_admission.settings import AdmissionSettings
+from rowmill_contracts.envelope import PAGE_ROWS
 from rowmill_contracts.runs import InputPage
 from rowmill_contracts.topology import INPUTS
 
@@ -46,7 +47,7 @@ async def test_a_large_page_of_a_client_is_cut_into_pages(neighbours: Neighbours
     await neighbours.start(run_id, input_ref=input_id)
     await neighbours.until(lambda: neighbours.ended(run_id))
     assert sorted(row.index for row in neighbours.sent(run_id)) == list(range(1_004))
-    assert max(len(tasks.rows) for tasks in neighbours.tasks) == 200
+    assert max(len(tasks.rows) for tasks in neighbours.tasks) == PAGE_ROWS
 
 
 async def test_the_same_page_with_other_rows_fails_the_input_and_its_runs(neighbours: Neighbours) -> None:

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from rowmill import Context, HttpTool, Provider, play
 from rowmill.runtime.clock import new_id
+from rowmill_contracts.envelope import PAGE_ROWS
 from rowmill_contracts.events import Control
 from rowmill_contracts.runs import KeyPage, PageKeys
 from rowmill_contracts.tools import CallItem, CallOutcome
@@ -80,14 +81,14 @@ async def test_a_run_goes_from_its_start_to_its_output(neighbours: Any, executor
     await neighbours.until(lambda: request.input_id in neighbours.admission.sealed)
     assert neighbours.admission.rows_of(request.input_id) == [{"domain": "a"}]
     assert request.key == ["domain"]
-    await neighbours.send_rows(run_id, "people", [{"domain": f"d{i}"} for i in range(450)])
-    await neighbours.until(lambda: len(neighbours.rows(run_id, "people")) == 450)
+    await neighbours.send_rows(run_id, "people", [{"domain": f"d{i}"} for i in range(2 * PAGE_ROWS + 50)])
+    await neighbours.until(lambda: len(neighbours.rows(run_id, "people")) == 2 * PAGE_ROWS + 50)
     assert neighbours.values(run_id, "people")[7]["email"]["v"]["raw"] == {"email": "x@d7"}
-    assert all(len(message.rows) <= 200 for message in neighbours.settled_messages)
-    close_dataset(run_id, "people", admitted=450, completed=450)
+    assert all(len(message.rows) <= PAGE_ROWS for message in neighbours.settled_messages)
+    close_dataset(run_id, "people", admitted=2 * PAGE_ROWS + 50, completed=2 * PAGE_ROWS + 50)
     await neighbours.advance(run_id)
     await neighbours.until(lambda: neighbours.ending(run_id).outcome == "completed")
-    assert msgspec.json.decode(neighbours.ending(run_id).output)["count"] == 450
+    assert msgspec.json.decode(neighbours.ending(run_id).output)["count"] == 2 * PAGE_ROWS + 50
 
 
 async def test_an_advance_that_meets_a_live_lease_comes_again(neighbours: Any, executor: Any) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from rowmill import Context, Handle, Rows, play
 from rowmill_contracts.counts import Counts, Problem
+from rowmill_contracts.envelope import PAGE_ROWS
 from rowmill_contracts.runs import DatasetOpened
 
 RUN = "run-1"
@@ -57,7 +58,7 @@ async def test_a_body_waits_for_its_dataset_and_ends_once_that_is_closed(bench: 
 async def test_rows_in_memory_are_sealed_once_before_their_dataset_opens(bench: Any) -> None:
     @play("leads")
     async def leads(ctx: Context) -> None:
-        await ctx.dataset("leads", [{"n": i} for i in range(450)]).with_column("m", lambda row: 1).run()
+        await ctx.dataset("leads", [{"n": i} for i in range(2 * PAGE_ROWS + 50)]).with_column("m", lambda row: 1).run()
 
     bench.start(leads)
     await bench.advance()
@@ -65,7 +66,7 @@ async def test_rows_in_memory_are_sealed_once_before_their_dataset_opens(bench: 
     request = bench.admission.opened[RUN, "leads"]
     assert list(bench.admission.sealed) == [request.input_id]
     assert len(bench.admission.pages[request.input_id]) == 3
-    assert bench.admission.rows_of(request.input_id) == [{"n": i} for i in range(450)]
+    assert bench.admission.rows_of(request.input_id) == [{"n": i} for i in range(2 * PAGE_ROWS + 50)]
 
 
 async def test_gathered_datasets_are_open_at_the_same_time_and_replay_in_whatever_order_they_close(bench: Any) -> None:

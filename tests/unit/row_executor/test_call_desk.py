@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rowmill_contracts.envelope import Message
+from rowmill_contracts.envelope import PAGE_ROWS, Message
 from rowmill_contracts.tools import CallItem, CallOutcome, ToolCalls, ToolResults
 from rowmill_row_executor.calls import BusCallDesk
 from rowmill_row_executor.ports import Asker
@@ -70,7 +70,7 @@ async def turn() -> None:
 
 
 async def test_calls_travel_in_pages_per_run_and_shard(desk: BusCallDesk, bus: PublishingBus) -> None:
-    for _ in range(250):
+    for _ in range(PAGE_ROWS + 50):
         asked(desk)
     asked(desk, shard=3)
     asked(desk, run="other")
@@ -79,7 +79,7 @@ async def test_calls_travel_in_pages_per_run_and_shard(desk: BusCallDesk, bus: P
     assert pages == [
         ("gateway.calls.0.v1", "other", 1),
         ("gateway.calls.0.v1", "run", 50),
-        ("gateway.calls.0.v1", "run", 200),
+        ("gateway.calls.0.v1", "run", PAGE_ROWS),
         ("gateway.calls.3.v1", "run", 1),
     ]
 

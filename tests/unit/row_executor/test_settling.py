@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from rowmill_contracts.envelope import Message
+from rowmill_contracts.envelope import PAGE_ROWS, Message
 from rowmill_contracts.rows import RowsSettled, SettledRow
 from rowmill_contracts.runs import ParkedRow, RowsParked
 from rowmill_row_executor.ports import DatasetOfRun
@@ -63,8 +63,8 @@ async def test_pages_are_cut_by_rows_and_by_bytes() -> None:
     bus = ConfirmingBus()
     bus.confirm.set()
     settler = BusSettler(bus, page_gather=0.005)
-    many = PageTicket(450)
-    for index in range(450):
+    many = PageTicket(2 * PAGE_ROWS + 50)
+    for index in range(2 * PAGE_ROWS + 50):
         settler.settle(LEADS, row(index), many)
     await many.wait()
     large = PageTicket(4)
@@ -72,7 +72,7 @@ async def test_pages_are_cut_by_rows_and_by_bytes() -> None:
         settler.settle(LEADS, row(index, 400_000), large)
     await large.wait()
     sizes = [len(message.rows) for _, message in bus.published if isinstance(message, RowsSettled)]
-    assert (sum(sizes[:-2]), max(sizes), sizes[-2:]) == (450, 200, [2, 2])
+    assert (sum(sizes[:-2]), max(sizes), sizes[-2:]) == (2 * PAGE_ROWS + 50, PAGE_ROWS, [2, 2])
 
 
 async def test_rows_of_different_reasons_are_parked_apart() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from rowmill.errors import MalformedMessage
-from rowmill_contracts.envelope import EMPTY_OBJECT
+from rowmill_contracts.envelope import EMPTY_OBJECT, PAGE_ROWS
 from rowmill_contracts.rows import LookupRow, LookupRows
 from rowmill_contracts.runs import ColumnInfo
 from rowmill_sheet_writer.deciding import KNOWN_BYTES, Decision, Lookup, answer_rows, decide, send_instead
@@ -205,12 +205,12 @@ def test_indexes_with_a_gap_and_broken_text_are_refused() -> None:
 
 
 def test_events_of_reused_rows_have_the_same_id_each_time_and_are_cut_at_a_page() -> None:
-    names = [f"row{number}" for number in range(450)]
+    names = [f"row{number}" for number in range(2 * PAGE_ROWS + 50)]
     asked = lookup(*((name, A) for name in names))
     known = {bytes.fromhex(key_of(name)): stored() for name in names}
     record = decide(asked, known).record
     events = reused_events(asked, record, known)
-    assert [len(event.message.rows) for event in events] == [200, 200, 50]
+    assert [len(event.message.rows) for event in events] == [PAGE_ROWS, PAGE_ROWS, 50]
     assert len({event.message.event_id for event in events}) == 3
     assert events == reused_events(asked, record, known)
     assert events[0].routing_key == "rows.completed.leads.leads"
