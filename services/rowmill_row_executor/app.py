@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rowmill.runtime.author_threads import AuthorThreads
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
 from rowmill_contracts.topology import CONTROL, EXECUTOR_ADVANCE, EXECUTOR_KEYS, EXECUTOR_ROWS
@@ -16,7 +17,6 @@ from rowmill_row_executor.foreign_code import ForeignCode
 from rowmill_row_executor.handlers import AdvanceHandler, ControlHandler, KeysHandler, RowsHandler
 from rowmill_row_executor.leases import LeaseThread, admission_of
 from rowmill_row_executor.loop_watch import LoopWatch
-from rowmill_row_executor.resolver_threads import ResolverThreads
 from rowmill_row_executor.row_runner import RowRunner
 from rowmill_row_executor.settings import RowExecutorSettings
 from rowmill_row_executor.settling import BusSettler
@@ -33,7 +33,7 @@ class App:
         self._code = code
         self._clock = SystemClock()
         self._bus = Bus(self._settings, service=self.name)
-        self._threads = ResolverThreads(self._settings.blocking_threads)
+        self._threads = AuthorThreads(self._settings.blocking_threads)
         self._desk = BusCallDesk(self._bus, self._settings, self._clock)
         self._leases = LeaseThread(lambda: admission_of(self._settings), self._clock)
         self._watch = LoopWatch(self._clock, limit=self._settings.hold_warning)
@@ -56,7 +56,7 @@ class App:
         )
         foreign = ForeignCode(engine.code, bus, clock, patience=settings.foreign_code_patience)
         captures = Captures(engine, settings)
-        driver = BodyDriver(engine, self._leases, drop_patience=settings.body_drop_patience)
+        driver = BodyDriver(engine, self._leases, drop_patience=settings.body_drop_patience, body_timeout=settings.body_timeout)
         await bus.start()
         self._leases.start()
         self._watch.start()
@@ -65,7 +65,8 @@ class App:
         await bus.consume(f"control.{bus.process_id}", ControlHandler(self._runner), broadcast=(CONTROL, ""))
         await bus.consume(EXECUTOR_KEYS, KeysHandler(captures, foreign, bus), prefetch=settings.keys_prefetch)
         await bus.consume(EXECUTOR_ROWS, RowsHandler(bus, engine, captures, self._runner, foreign, self._watch.know), prefetch=settings.rows_prefetch)
-        await bus.consume(EXECUTOR_ADVANCE, AdvanceHandler(engine, driver, foreign), prefetch=settings.bodies_prefetch)
+        advance = AdvanceHandler(engine, driver, foreign, lease_patience=settings.lease_patience)
+        await bus.consume(EXECUTOR_ADVANCE, advance, prefetch=settings.bodies_prefetch)
 
     async def stop(self) -> None:
         """Let rows and bodies in hand finish, to the drain deadline; the rest is delivered to others."""

@@ -53,6 +53,12 @@ class BodyExited(RowmillError):
     code = "play_failed"
 
 
+class BodyTimeout(RowmillError):
+    """A play's body neither ended nor asked its context for anything for too long: it waits for something that the record cannot hold."""
+
+    code = "body_timeout"
+
+
 class World(Protocol):
     """What bodies work with."""
 
@@ -97,11 +103,23 @@ def begin(
     return ctx, asyncio.create_task(body(), name=f"body of {run.run_id}")
 
 
-async def until_it_stands(ctx: BodyContext, body: asyncio.Task[Any]) -> None:
-    """Wait until the body has ended or stands still."""
+async def until_it_stands(ctx: BodyContext, body: asyncio.Task[Any], limit: float | None = None) -> None:
+    """Wait until the body has ended or stands still.
+
+    Raises:
+        BodyTimeout: for ``limit`` seconds it did neither, nor anything else that its context would see (said within twice the limit).
+
+    """
     still = asyncio.create_task(ctx.calls.standing_still())
+    seen = -1
     try:
-        await asyncio.wait([body, still], return_when=asyncio.FIRST_COMPLETED)
+        while not (await asyncio.wait([body, still], timeout=limit, return_when=asyncio.FIRST_COMPLETED))[0]:
+            if ctx.calls.moves == seen >= 0:
+                raise BodyTimeout(
+                    f"the play's body ran for longer than {limit:g} s without an end and without asking its context for anything; "
+                    "waiting is for ctx.call and the datasets, which can be waited for on record"
+                )
+            seen = ctx.calls.moves
     finally:
         still.cancel()
         await asyncio.gather(still, return_exceptions=True)
@@ -121,10 +139,11 @@ async def drop(ctx: BodyContext, body: asyncio.Task[Any], patience: float) -> No
 class BodyDriver:
     """Drives bodies of runs whose lease was taken."""
 
-    def __init__(self, world: World, leases: LeaseKeeper, *, drop_patience: float) -> None:
+    def __init__(self, world: World, leases: LeaseKeeper, *, drop_patience: float, body_timeout: float | None = None) -> None:
         self._world = world
         self._leases = leases
         self._drop_patience = drop_patience
+        self._body_timeout = body_timeout
 
     async def drive(self, play: Play[Any, Any], run: RunRecord, lease: Lease, code_digest: str) -> None:
         """Run the body until it ends or waits, and release the run with what it came to.
@@ -141,7 +160,7 @@ class BodyDriver:
         calls = ctx.calls
         try:
             with self._leases.keeping(lease, calls.lease_lost):
-                await until_it_stands(ctx, body)
+                await until_it_stands(ctx, body, self._body_timeout)
                 if calls.lost:
                     log.warning("run_lease_lost", run_id=run.run_id, term=lease.term)
                 elif calls.outage is not None:
@@ -152,6 +171,9 @@ class BodyDriver:
                     await self._ended(lease, calls, body)
                 else:
                     await self._waits(lease, calls)
+        except BodyTimeout as error:
+            log.warning("body_times_out", run_id=run.run_id)
+            await self._release(lease, error=problem_of(error))
         except LeaseLost:
             log.warning("run_lease_lost", run_id=run.run_id, term=lease.term)
         finally:

@@ -159,6 +159,11 @@ class BodyCalls:
     def read_only(self) -> bool:
         return self.term == 0
 
+    @property
+    def moves(self) -> int:
+        """How often the body did something here; -1 while a call of its is under way, which has its own limit."""
+        return -1 if self._under_way else self._activity
+
     async def standing_still(self) -> None:
         """Return once the body can only wait: for what is in ``waiting_for``, or because it went another way than the record (``fatal``)."""
         while True:

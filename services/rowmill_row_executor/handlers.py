@@ -18,10 +18,11 @@ from rowmill.paged_handle import PagedHandle
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import new_id
 from rowmill.runtime.deliveries import Delivery, Rejected
+from rowmill.runtime.suspicion import may_have_crashed
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.events import Control
 from rowmill_contracts.rows import RowTasks, SettledRow
-from rowmill_contracts.runs import AdvanceRun, KeyPage, PageKeys, ReleaseRun, RunRecord
+from rowmill_contracts.runs import AdvanceRun, KeyPage, PageKeys, ReleaseRun, RunRecord, RunTaken
 from rowmill_contracts.topology import EXECUTOR_ADVANCE, EXECUTOR_KEYS, EXECUTOR_ROWS
 from rowmill_row_executor.bodies import BodyDriver, Lease
 from rowmill_row_executor.capture import Captured, CaptureFailed
@@ -40,23 +41,28 @@ log = structlog.get_logger()
 _WORKED_PAGES = 1000
 """Pages whose end is remembered, so that a lost acknowledgement does not have them worked again."""
 
+_LOOKS = 24
+"""How often the lease of a dead executor is looked at while it is waited for."""
+
 _decode_row = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class AdvanceHandler:
-    """`AdvanceRun`: take the run's lease, run its body."""
+    """`AdvanceRun`: take the run's lease, run its body. ``lease_patience``: seconds that it is waited for in hand, where that matters."""
 
-    def __init__(self, engine: Engine, driver: BodyDriver, foreign: ForeignCode) -> None:
+    def __init__(self, engine: Engine, driver: BodyDriver, foreign: ForeignCode, *, lease_patience: float) -> None:
         self._engine = engine
         self._driver = driver
         self._foreign = foreign
+        self._lease_patience = lease_patience
 
     async def __call__(self, delivery: Delivery) -> None:
         message = delivery.message
         if not isinstance(message, AdvanceRun):
             raise Rejected(f"{message.message_type} does not belong on {EXECUTOR_ADVANCE}")
         admission = self._engine.admission
-        taken = await admission.take(message.run_id, lease_id=(lease_id := new_id()))
+        lease_id = new_id()
+        taken = await self._taken(delivery, message.run_id, lease_id)
         if taken.outcome == "busy":
             await admission.advance_later(message.run_id, reason=message.reason)
             return
@@ -75,6 +81,18 @@ class AdvanceHandler:
             await self._other_code(delivery, lease, run)
             return
         await self._driver.drive(play, run, lease, digest)
+
+    async def _taken(self, delivery: Delivery, run_id: str, lease_id: str) -> RunTaken:
+        """The run's lease, or why it cannot be had.
+
+        A message that may have crashed an executor meets the lease of the dead one. Sent round it would come back as a new message, of which nobody
+        knows how many it has crashed, and a body that ends its process would do so for ever: it is waited with in hand.
+        """
+        clock = self._engine.clock
+        until = clock.monotonic() + (self._lease_patience if may_have_crashed(delivery) else 0.0)
+        while (taken := await self._engine.admission.take(run_id, lease_id=lease_id)).outcome == "busy" and clock.monotonic() < until:
+            await clock.sleep(self._lease_patience / _LOOKS)
+        return taken
 
     async def _other_code(self, delivery: Delivery, lease: Lease, run: RunRecord) -> None:
         if await self._foreign.pass_on(delivery, EXECUTOR_ADVANCE):

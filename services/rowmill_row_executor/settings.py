@@ -48,5 +48,11 @@ class RowExecutorSettings(ServiceSettings):
     call_hold_park: Seconds = 60.0
     """When such a row is looked at again."""
 
+    body_timeout: Seconds = 600.0
+    """How long a body may go on without an end, a wait or a call of its context; then its run fails with `BodyTimeout`."""
+
+    lease_patience: Seconds = 12.0
+    """How long a body that may have crashed its executor is held until that one's lease is over: longer than a run's lease lasts (8 s)."""
+
     body_drop_patience: Seconds = 5.0
     """How long a dropped body may take to unwind before it is left alone and logged."""

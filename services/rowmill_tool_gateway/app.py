@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -11,6 +10,7 @@ from typing import ClassVar
 import structlog
 
 from rowmill.project import Project
+from rowmill.runtime.author_threads import AuthorThreads
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
 from rowmill.tools import Tool
@@ -42,7 +42,7 @@ class App:
         self._port: HttpPort = self._sessions
         if self._settings.http_client == "direct":
             self._port = DirectPort(connect_timeout=connect, body_stall=stall, body_limit=limit)
-        self._threads = ThreadPoolExecutor(self._settings.blocking_threads, thread_name_prefix="tool")
+        self._threads = AuthorThreads(self._settings.blocking_threads)
         self._credentials = Credentials(os.environ, Redactor())
         self._clients = Clients(self._sessions, self._credentials)
         self._engine: Engine | None = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rowmill.errors import RowmillError
+from rowmill.runtime.deliveries import Delivery
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.halving import halves
 
@@ -71,6 +72,11 @@ def failed_deliveries(headers: Mapping[str, Any]) -> int:
     """How often the broker delivered this message before, without an acknowledgement, since it came into its queue."""
     count = headers.get("x-delivery-count", 0)
     return count if isinstance(count, int) else 0
+
+
+def may_have_crashed(delivery: Delivery) -> bool:
+    """Whether a former delivery of this message may have ended with the process that had it in hand."""
+    return delivery.deliveries > 1 or CRASHES in delivery.headers
 
 
 def earlier_crashes(headers: Mapping[str, Any]) -> int:

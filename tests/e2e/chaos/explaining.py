@@ -125,16 +125,16 @@ def explain(steps: dict[str, list[Step]], trace: Sequence[Arrival], kills: Seque
 
 
 def _judge(of_key: Sequence[Dispatch], died: dict[str, float], stores: Sequence[float], result: Explained) -> None:
-    """All but the last dispatch of a receipt gave no output, and neither did one that no request came of: for a reason."""
+    """All but the last dispatch of a receipt gave no output: for a reason, where a request came of it. Without a request nothing was paid for."""
     asked = [dispatch for dispatch in of_key if dispatch.requests]
     for dispatch in of_key:
         reason = _why_fruitless(dispatch, died, stores)
         if len(dispatch.requests) > 1:
             result.wrong.append(f"one dispatch, several requests: {dispatch}")
-        elif reason is None and (dispatch is not of_key[-1] or not dispatch.requests):
+        elif not dispatch.requests:
+            result.unsent[reason or "its gateway did not hear of it in time"] += 1
+        elif reason is None and dispatch is not of_key[-1]:
             result.wrong.append(f"nothing explains what became of {dispatch}, one of {len(of_key)}")
-        elif reason is not None and not dispatch.requests:
-            result.unsent[reason] += 1
         elif reason is not None and dispatch is not asked[-1]:
             result.requests[reason] += 1
 

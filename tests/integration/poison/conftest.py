@@ -1,4 +1,4 @@
-"""A whole system whose executors die of some rows and are started again at once."""
+"""A whole system whose executors and gateways die of what they are given and are started again at once."""
 
 from __future__ import annotations
 
@@ -35,13 +35,20 @@ BOUND = 120.0
 PAGE_ROWS = 4
 
 
-class Ward:
-    """The services, of which executors are started again as soon as they have died; `deaths` counts by exit status."""
+MORTALS = ("row-executor", "tool-gateway")
 
-    def __init__(self, folder: Path, broker_url: str, database_url: str) -> None:
+
+class Ward:
+    """The services, of which executors and gateways are started again as soon as they have died; `deaths` counts by service and exit status.
+
+    ``settings``: of the services, beside and above those that every ward has.
+    """
+
+    def __init__(self, folder: Path, broker_url: str, database_url: str, **settings: str) -> None:
         self.project = folder / "project"
         shutil.copytree(Path(__file__).parent / "project", self.project)
         self.broker_url = broker_url
+        self.database_url = database_url
         environment = {
             "ROWMILL_BROKER_URL": broker_url,
             "ROWMILL_DATABASE_URL": database_url,
@@ -51,11 +58,12 @@ class Ward:
             "ROWMILL_MEMORY_LIMIT_MB": "1500",
             "ROWMILL_LOOP_BLOCK_LIMIT": "2",
             "ROWMILL_ROW_TIMEOUT": "60",
+            **settings,
         }
         self.services = ServiceSet(environment, folder / "logs")
-        self.deaths: Counter[int] = Counter()
+        self.deaths: dict[str, Counter[int]] = {name: Counter() for name in MORTALS}
         self._over = threading.Event()
-        self._keeper = threading.Thread(target=self._keep_executor, name="keeper")
+        self._keeper = threading.Thread(target=self._keep, name="keeper")
 
     async def start(self) -> None:
         self.services.start(keep_alive=False)
@@ -70,13 +78,13 @@ class Ward:
             self._keeper.join()
         self.services.stop()
 
-    def _keep_executor(self) -> None:
-        executor = self.services["row-executor"]
+    def _keep(self) -> None:
         while not self._over.wait(0.02):
-            status = executor.exit_status
-            if status is not None:
-                self.deaths[status] += 1
-                executor.start()
+            for name in MORTALS:
+                status = self.services[name].exit_status
+                if status is not None:
+                    self.deaths[name][status] += 1
+                    self.services[name].start()
 
     async def kill_executors(self, *, every: float, times: int) -> None:
         """Kill the executor this often; what it had just begun is begun again by the next one."""
@@ -111,11 +119,11 @@ class Ward:
         async with Bus(ServiceSettings(broker_url=self.broker_url, time_scale=SCALE), service="look") as bus:
             return {name: ready for name, (ready, _) in (await bus.depths(names)).items() if ready}
 
-    async def letters(self) -> list[aio_pika.abc.AbstractIncomingMessage]:
-        """The dead letters of pages of rows, taken."""
+    async def letters(self, of: str = EXECUTOR_ROWS) -> list[aio_pika.abc.AbstractIncomingMessage]:
+        """The dead letters of a work queue, taken."""
         found = []
         async with await aio_pika.connect(self.broker_url) as connection:
-            queue = await (await connection.channel()).get_queue(dead(EXECUTOR_ROWS), ensure=False)
+            queue = await (await connection.channel()).get_queue(dead(of), ensure=False)
             while (message := await queue.get(fail=False)) is not None:
                 await message.ack()
                 found.append(message)
@@ -123,8 +131,14 @@ class Ward:
 
 
 @pytest.fixture(scope="module")
-def _ward(broker_url: str, database_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
-    ward = Ward(tmp_path_factory.mktemp("ward"), broker_url, database_url)
+def ward_settings() -> dict[str, str]:
+    """What a module's ward has beside the usual settings."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def _ward(broker_url: str, database_url: str, ward_settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
+    ward = Ward(tmp_path_factory.mktemp("ward"), broker_url, database_url, **ward_settings)
     try:
         asyncio.run(ward.start())
         yield ward
@@ -134,10 +148,12 @@ def _ward(broker_url: str, database_url: str, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def ward(_ward: Ward) -> Iterator[Ward]:
-    _ward.deaths.clear()
+    for deaths in _ward.deaths.values():
+        deaths.clear()
     with registry.isolated():
         yield _ward
-    sys.modules.pop("poison_plays", None)
+    for module in ("poison_plays", "poison_bodies", "poison_tools"):
+        sys.modules.pop(module, None)
     while str(_ward.project) in sys.path:
         sys.path.remove(str(_ward.project))
 

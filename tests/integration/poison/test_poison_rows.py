@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterable
 
 import msgspec
@@ -19,8 +20,9 @@ EXITED, OUT_OF_MEMORY, STOOD_STILL = 3, 70, 1
 """How an executor ended, by its exit status."""
 
 
-def items(count: int, poison: dict[int, str]) -> list[dict[str, str]]:
-    return [{"name": f"item-{number:04d}", "does": poison.get(number, "well")} for number in range(count)]
+def items(word: str, count: int, poison: dict[int, str]) -> list[dict[str, str]]:
+    """``word``: that no other test uses, so that no row is known from elsewhere."""
+    return [{"name": f"{word}-{number:04d}", "does": poison.get(number, "well")} for number in range(count)]
 
 
 def check(summary: RunSummary, rows: list[ReadRow], given: list[dict[str, str]], *, dead: Iterable[int], late: Iterable[int] = ()) -> None:
@@ -47,13 +49,13 @@ async def publish_nonsense(client: Client) -> None:
 
 async def test_poison_rows_of_every_kind_end_and_the_rows_beside_them_complete(ward: Ward, client: Client) -> None:
     poison = {1: "exit", 9: "memory", 18: "hold", 13: "never", 22: "stuck thread"}
-    given = items(6 * PAGE_ROWS, poison)
+    given = items("kinds", 6 * PAGE_ROWS, poison)
     job = await client.start(ward.play("waiting"), items=given)
     await publish_nonsense(client)
     summary, rows = await ward.ended(client, job)
 
     check(summary, rows, given, dead=[1, 9, 18], late=[13, 22])
-    assert set(ward.deaths) == {EXITED, OUT_OF_MEMORY, STOOD_STILL}
+    assert set(ward.deaths["row-executor"]) == {EXITED, OUT_OF_MEMORY, STOOD_STILL}
     letters = await ward.letters()
     reasons = {letter.message_id: str(letter.headers["x-rowmill-error"]) for letter in letters}
     assert "truncated" in reasons.pop("nonsense"), "dead at once, as it was"
@@ -63,20 +65,21 @@ async def test_poison_rows_of_every_kind_end_and_the_rows_beside_them_complete(w
 
 
 async def test_rows_run_by_hand_end_likewise(ward: Ward, client: Client) -> None:
-    given = items(2 * PAGE_ROWS, {2: "memory"})
+    given = items("by-hand", 2 * PAGE_ROWS, {2: "memory"})
     summary, rows = await ward.ended(client, await client.start(ward.play("inline"), items=given))
     check(summary, rows, given, dead=[2])
-    assert set(ward.deaths) == {OUT_OF_MEMORY}
+    assert set(ward.deaths["row-executor"]) == {OUT_OF_MEMORY}
     await ward.letters()
 
 
 @pytest.mark.long
 async def test_healthy_rows_complete_beside_poison_while_executors_are_killed_every_second(ward: Ward, client: Client) -> None:
-    poison = {7: "exit", 101: "exit", 102: "memory", 230: "never"}
-    given = items(80 * PAGE_ROWS, poison)
+    poison = {7: "exit", 101: "segfault", 102: "memory", 230: "never"}
+    given = items("killed", 80 * PAGE_ROWS, poison)
     job = await client.start(ward.play("waiting"), items=given)
     killing = asyncio.create_task(ward.kill_executors(every=1.0, times=30))
     summary, rows = await ward.ended(client, job)
     await killing
     check(summary, rows, given, dead=[7, 101, 102], late=[230])
+    assert set(ward.deaths["row-executor"]) >= {EXITED, -signal.SIGSEGV, OUT_OF_MEMORY, -signal.SIGKILL}
     await ward.letters()

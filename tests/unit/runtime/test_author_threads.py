@@ -1,4 +1,4 @@
-"""Threads for blocking resolvers: bounded, reused, and replaced when nobody waits for them any more."""
+"""Threads for blocking author code: bounded, reused, and replaced when nobody waits for them any more."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from concurrent.futures import wait
 
 import pytest
 
-from rowmill_row_executor.resolver_threads import ResolverThreads
+from rowmill.runtime.author_threads import AuthorThreads
 
 
 def test_calls_run_in_a_bounded_number_of_threads_and_errors_reach_who_waits() -> None:
-    threads = ResolverThreads(2)
+    threads = AuthorThreads(2)
     calls = [threads.submit(lambda: threading.current_thread().ident) for _ in range(50)]
     assert not wait(calls, timeout=20).not_done
     assert 1 <= len({call.result() for call in calls}) <= 2
@@ -23,7 +23,7 @@ def test_calls_run_in_a_bounded_number_of_threads_and_errors_reach_who_waits() -
 
 
 def test_after_the_end_nothing_starts_and_what_waited_is_cancelled() -> None:
-    threads = ResolverThreads(1)
+    threads = AuthorThreads(1)
     go = threading.Event()
     running = threads.submit(go.wait)
     waiting = threads.submit(go.wait)
@@ -36,7 +36,7 @@ def test_after_the_end_nothing_starts_and_what_waited_is_cancelled() -> None:
 
 
 async def test_a_call_that_is_given_up_does_not_use_up_a_thread() -> None:
-    threads = ResolverThreads(1)
+    threads = AuthorThreads(1)
     loop = asyncio.get_running_loop()
     go = threading.Event()
     for _ in range(3):

@@ -1,7 +1,7 @@
-"""Threads for resolvers that are declared ``blocking``.
+"""Threads for resolvers and tool functions that are declared ``blocking``.
 
-A thread cannot be ended from outside. One that somebody gave up waiting for (its row's time is over) is abandoned: another takes its place, so that
-resolvers that never return do not use up the threads, and none of them keeps the process from ending.
+A thread cannot be ended from outside. One that somebody gave up waiting for (the time of its row or call is over) is abandoned: another takes its
+place, so that code which never returns does not use up the threads, and none of it keeps the process from ending.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Work(Future[T]):
             self.set_result(result)
 
 
-class ResolverThreads(Executor):
+class AuthorThreads(Executor):
     """At most ``limit`` threads that anybody waits for, started when they are needed."""
 
     def __init__(self, limit: int) -> None:
@@ -61,7 +61,7 @@ class ResolverThreads(Executor):
         work = _Work(lambda: fn(*args, **kwargs), self._abandon)
         with self._lock:
             if self._shut:
-                raise RuntimeError("no resolver may start any more")
+                raise RuntimeError("no author code may start any more")
             self._waiting.put(work)
             if self._idle:
                 self._idle -= 1
@@ -69,7 +69,7 @@ class ResolverThreads(Executor):
                 self._start()
         return work
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - nobody waits for resolvers
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - nobody waits for author code
         with self._lock:
             self._shut = True
             while cancel_futures and not self._waiting.empty():
@@ -81,7 +81,7 @@ class ResolverThreads(Executor):
 
     def _start(self) -> None:
         self._threads += 1
-        threading.Thread(target=self._serve, name="resolver", daemon=True).start()
+        threading.Thread(target=self._serve, name="author code", daemon=True).start()
 
     def _serve(self) -> None:
         while (work := self._waiting.get()) is not None:
@@ -99,6 +99,6 @@ class ResolverThreads(Executor):
                 return
             self._abandoned.add(work)
             self._threads -= 1
-            log.warning("resolver_abandoned", abandoned=len(self._abandoned))
+            log.warning("author_code_abandoned", abandoned=len(self._abandoned))
             if not self._waiting.empty() and not self._shut:
                 self._start()

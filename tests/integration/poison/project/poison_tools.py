@@ -1,0 +1,65 @@
+"""Tool functions that are well, end their gateway, hold it, or never return; and a play that asks them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+from pydantic import BaseModel
+
+from rowmill import Context, Handle, Provider, RowContext, Rows, ToolCall, play
+
+
+class Asked(BaseModel):
+    name: str
+    does: str
+
+
+class AskedItems(BaseModel):
+    items: Rows[Asked]
+
+
+mill = Provider("mill", base_url="https://mill.example", concurrency=20)
+
+
+def _does(asked: Asked) -> str:
+    if asked.does == "exit":
+        os._exit(4)
+    if asked.does == "hold":
+        time.sleep(1e9)
+    return asked.name.upper()
+
+
+@mill.tool("ask", effect="read", timeout=0.5)
+async def ask(asked: Asked, call: ToolCall) -> str:
+    if asked.does == "never":
+        await asyncio.Event().wait()
+    return _does(asked)
+
+
+@mill.tool("ask_in_thread", effect="read", blocking=True, timeout=0.5)
+def ask_in_thread(asked: Asked, call: ToolCall) -> str:
+    if asked.does == "stuck thread":
+        time.sleep(1e9)
+    return asked.name.lower()
+
+
+@mill.tool("pay", effect="non_idempotent", timeout=0.5)
+async def pay(asked: Asked, call: ToolCall) -> str:
+    if asked.does == "exit while paying":
+        os._exit(4)
+    return "paid"
+
+
+async def asked_of_all(row: Asked, ctx: RowContext) -> str:
+    given = Asked(name=row.name, does=row.does)
+    loud = (await ctx.call(ask, given)).raw
+    quiet = (await ctx.call(ask_in_thread, given)).raw
+    return f"{loud} {quiet} {(await ctx.call(pay, given)).raw}"
+
+
+@play("asking")
+async def asking(ctx: Context, input: AskedItems) -> Handle:  # noqa: A002 - the authoring surface names it so
+    """Each row asks three tools that are functions."""
+    return await ctx.dataset("items", input.items, row=Asked).with_column("done", asked_of_all).run(key="name")

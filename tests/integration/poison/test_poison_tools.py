@@ -1,0 +1,63 @@
+"""Tool functions that end their gateway, hold it, or never return: their calls fail, and all others are answered.
+
+A shard's lease outlives a restart of its gateway here, and the time that a call is held in hand, as both do at full size: what crashed its gateway
+meets the lease of the dead one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.integration.poison.conftest import SCALE, Ward
+
+from rowmill.client import Client
+from rowmill_contracts.rows import ReadRow
+
+ENDED = 4
+HAND, LEASE = 2.0, 4.5
+"""Seconds."""
+
+
+@pytest.fixture(scope="module")
+def ward_settings() -> dict[str, str]:
+    return {
+        "ROWMILL_HAND": str(HAND / SCALE),
+        "ROWMILL_SHARD_LEASE": str(LEASE / SCALE),
+        "ROWMILL_SHARD_RENEWAL": str(LEASE / SCALE / 3),
+        "ROWMILL_ASK_AGAIN": "200",
+        "ROWMILL_BLOCKING_THREADS": "2",
+        "ROWMILL_ROW_TIMEOUT": "2400",
+    }
+
+
+def asked(count: int, poison: dict[int, str]) -> list[dict[str, str]]:
+    return [{"name": f"Item-{number:04d}", "does": poison.get(number, "well")} for number in range(count)]
+
+
+def check(rows: list[ReadRow], given: list[dict[str, str]], failed: dict[int, str]) -> None:
+    """Each row once, in order; those in ``failed`` failed with that code, all others were answered by all three tools."""
+    assert [row.index for row in rows] == list(range(len(given)))
+    found = {row.index: row.error.code for row in rows if row.mark == "failed" and row.error is not None}
+    assert found == failed
+    for row in rows:
+        if row.mark != "failed":
+            name = given[row.index]["name"]
+            assert msgspec.json.decode(row.data)["done"] == f"{name.upper()} {name.lower()} paid"
+
+
+async def test_tool_functions_that_never_return_fail_their_calls_and_starve_no_other(ward: Ward, client: Client) -> None:
+    poison = {2: "never", 3: "stuck thread", 5: "stuck thread", 9: "stuck thread"}
+    given = asked(16, poison)
+    summary, rows = await ward.ended(client, await client.start(ward.play("asking"), items=given))
+    check(rows, given, dict.fromkeys(poison, "timeout"))
+    assert summary.counts.failed == len(poison)
+    assert not ward.deaths["tool-gateway"]
+
+
+@pytest.mark.long
+async def test_a_payment_that_takes_its_gateway_with_it_is_sent_once(ward: Ward, client: Client) -> None:
+    given = asked(12, {5: "exit while paying"})
+    _, rows = await ward.ended(client, await client.start(ward.play("asking"), items=given))
+    beside = {row.index for row in rows if row.error is not None and row.error.code == "outcome_unknown"}  # was on its way with it, perhaps
+    check(rows, given, dict.fromkeys({5} | beside, "outcome_unknown"))
+    assert ward.deaths["tool-gateway"] == {ENDED: 1}
