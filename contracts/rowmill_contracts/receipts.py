@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from rowmill_contracts.envelope import NULL, Message, message
+from rowmill_contracts.runs import Limits
 from rowmill_contracts.tools import Effect, ToolFailure
 
 MAX_ITEMS = 1000
@@ -57,8 +58,8 @@ ClaimState = Literal["granted", "completed", "failed", "held", "unknown", "halte
 class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``granted``: the lease is the caller's (``dispatch`` > 0 where confirmed). ``completed``: ``output`` serves. ``failed``: failed in this run.
     ``held``: another live lease; ask again after ``wait_ms``. ``unknown``: blocked until an operator decides. ``refused``: the shard's term is
-    over. ``absent``: nothing stored (``only_cached``). ``run_id`` and ``caller``: who paid for the output; ``took_over``: an earlier dispatch
-    may have had its effect (its lease expired while running).
+    over. ``absent``: nothing stored (``only_cached``). ``reason``: why the run is halted, or which budget does not pay for which receipt. ``run_id``
+    and ``caller``: who paid for the output; ``took_over``: an earlier dispatch may have had its effect (its lease expired while running).
     """
 
     state: ClaimState
@@ -73,6 +74,7 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     wait_ms: int = 0
     failure: ToolFailure | None = None
     took_over: bool = False
+    reason: str = ""
 
 
 @message()
@@ -98,8 +100,11 @@ class Confirm(Message, frozen=True, kw_only=True):
 
 
 class ConfirmAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``halted``: the run must not spend, for that ``reason``."""
+
     state: Literal["confirmed", "lost", "halted", "refused"]
     dispatch: int = 0
+    reason: str = ""
 
 
 @message()
@@ -208,13 +213,15 @@ class HaltRun(Message, frozen=True, kw_only=True):
 
     ``decision`` numbers what was decided on the run: an older one than the newest that was stored changes nothing, unless it is a stop, which
     stands whatever was decided before or after. A numbered decision is whole: its ``budget`` replaces the former one. 0: not numbered, applies to
-    runs of which no numbered decision is known, and leaves the budget as it is where it names none.
+    runs of which no numbered decision is known, and leaves the budgets that it does not name as they are. ``deadline``: when the run's wall time
+    is over, in seconds since the epoch by the database's clock, unless the run is halted before.
     """
 
     run_id: str
     action: Literal["stop", "halt", "resume"]
     reason: str = ""
-    budget: Decimal | None = None
+    budget: Decimal | Limits | None = None
+    deadline: float | None = None
     decision: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 

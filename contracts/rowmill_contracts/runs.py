@@ -21,6 +21,37 @@ Force = Literal["tools", "failed", "steps", "all"]
 Mode = Literal["all", "net_new"]
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a run may spend at most, of each kind (None: as much as it likes). A kind that is not known is refused: it would limit nothing.
+
+    ``calls``: requests made for it for the first time. ``retries``: requests made again for the same call. ``wall_time``: seconds from its
+    start, those not counted in which it waits for a person (paused, a spent budget, an unpaid provider).
+    """
+
+    money: Decimal | None = None
+    calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    retries: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    wall_time: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+
+Budget = Decimal | Limits | None
+"""A budget as options carry it: money alone, or limits by kind."""
+
+
+def limits_of(budget: Budget) -> Limits:
+    """The limits that a budget says, whichever way it is written."""
+    if budget is None:
+        return Limits()
+    return budget if isinstance(budget, Limits) else Limits(money=budget)
+
+
+def budget_of(limits: Limits) -> Budget:
+    """The shortest way to write limits: money alone as an amount, which every version understands."""
+    if limits == Limits():
+        return None
+    return limits.money if limits == Limits(money=limits.money) else limits
+
+
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a run may be asked for (SPEC 5.3)."""
 
@@ -28,7 +59,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mode: Mode | None = None
     concurrency: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
     limit: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    budget: Decimal | None = None
+    budget: Decimal | Limits | None = None
     fixtures: str | None = None
 
 
@@ -351,10 +382,10 @@ class PauseRun(Message, frozen=True, kw_only=True):
 
 @message()
 class ResumeRun(Message, frozen=True, kw_only=True):
-    """Let a halted run go on, with another ``budget`` if one is given; nothing changes for a run that is over. Answered by `RunShown`."""
+    """Let a halted run go on, with another ``budget`` of each kind that is given; nothing changes for a run that is over. Answered by `RunShown`."""
 
     run_id: str
-    budget: Decimal | None = None
+    budget: Decimal | Limits | None = None
 
 
 @message()

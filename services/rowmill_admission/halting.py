@@ -16,8 +16,7 @@ import msgspec
 
 from rowmill.errors import UnavailableError
 from rowmill.runtime.db import Connection, Database
-from rowmill.runtime.deliveries import Rejected
-from rowmill_admission.decisions import decision_on
+from rowmill_admission.decisions import checked, decision_on, raised
 from rowmill_admission.endings import counts_of, want_advance
 from rowmill_admission.owed import Owed, Postman
 from rowmill_admission.running import Runs
@@ -27,7 +26,7 @@ from rowmill_admission.store import owed
 from rowmill_admission.store import runs as run_store
 from rowmill_admission.store import waits as wait_store
 from rowmill_contracts.events import Control
-from rowmill_contracts.runs import GetRun, PauseRun, ResumeRun, RunShown
+from rowmill_contracts.runs import GetRun, PauseRun, ResumeRun, RunShown, limits_of
 from rowmill_contracts.topology import CONTROL
 
 PAUSE: Final = "pause"
@@ -47,6 +46,15 @@ async def halt_run(connection: Connection, run: Run, reason: str) -> list[str]:
         Owed(run.run_id, Control(run_id=run.run_id, action="halt"), "", CONTROL),
     )
     return [run.run_id]
+
+
+async def halt_if_out_of_time(connection: Connection, run_id: str) -> list[str]:
+    """Halt a run whose wall time is over, whatever it is doing. (Its calls are refused by the receipt-store from that moment on.)"""
+    run = await run_store.lock(connection, run_id)
+    wall_time = None if run is None else limits_of(run.options.budget).wall_time
+    if run is None or wall_time is None or not await run_store.is_out_of_time(connection, run_id):
+        return []
+    return await halt_run(connection, run, f"budget: wall time, {wall_time:g} s are over")
 
 
 class Halting:
@@ -83,15 +91,14 @@ class Halting:
 
         """
         budget = request.budget
-        if budget is not None and (not budget.is_finite() or budget < 0):
-            raise Rejected(f"budget {budget} is not an amount")
+        checked(budget)
 
         async def lift(connection: Connection) -> bool:
             run = await run_store.lock(connection, request.run_id)
             if run is None or run.over or run.stopped or not (_waits_for_a_person(run) or budget is not None):
                 return False
             if budget is not None:
-                run = dataclasses.replace(run, options=msgspec.structs.replace(run.options, budget=budget))
+                run = dataclasses.replace(run, options=msgspec.structs.replace(run.options, budget=raised(run.options.budget, budget)))
                 await run_store.set_options(connection, run.run_id, run.options)
             await owed.add(connection, await decision_on(connection, run, "resume", "resumed"))
             return True

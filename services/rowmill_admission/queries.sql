@@ -53,14 +53,34 @@ UPDATE runs SET lease_until = clock_timestamp() + make_interval(secs => $2) WHER
 UPDATE runs SET lease_until = NULL, released_term = term, advance_wanted = false, changed_at = now() WHERE run_id = $1
 
 -- name: set_run_waiting
-UPDATE runs SET state = 'waiting', waiting_for = $2, changed_at = now() WHERE run_id = $1
+UPDATE runs SET state = 'waiting', waiting_for = $2, changed_at = now(),
+       halted_at = CASE WHEN starts_with($2, 'halted:') THEN coalesce(halted_at, clock_timestamp()) ELSE halted_at END
+WHERE run_id = $1
 
 -- name: halt_run
-UPDATE runs SET state = 'waiting', waiting_for = $2, halt_reason = $2, changed_at = now() WHERE run_id = $1
+-- From now on it waits for a person, which is not counted to its wall time.
+UPDATE runs SET state = 'waiting', waiting_for = $2, halt_reason = $2, changed_at = now(), halted_at = coalesce(halted_at, clock_timestamp())
+WHERE run_id = $1
 
 -- name: decide_run
--- The number of the decision that is being taken.
-UPDATE runs SET decision = decision + 1 WHERE run_id = $1 RETURNING decision
+-- The number of the decision that is being taken, and when the run's wall time of $2 seconds is over (null: never) if it goes on from now: its start
+-- and all that it has waited for a person up to now come before.
+UPDATE runs SET
+    decision = decision + 1,
+    halted_seconds = halted_seconds + coalesce(extract(epoch FROM clock_timestamp() - halted_at)::float8, 0),
+    halted_at = CASE WHEN halted_at IS NOT NULL THEN clock_timestamp() END,
+    deadline = created_at
+        + make_interval(secs => halted_seconds + coalesce(extract(epoch FROM clock_timestamp() - halted_at)::float8, 0) + $2::float8)
+WHERE run_id = $1 RETURNING decision, extract(epoch FROM deadline)::float8 AS deadline
+
+-- name: run_out_of_time
+SELECT coalesce(deadline <= clock_timestamp(), false) AND halted_at IS NULL FROM runs WHERE run_id = $1
+
+-- name: runs_out_of_time
+-- Runs that go on though their wall time is over.
+SELECT run_id FROM runs
+WHERE state IN ('queued', 'running', 'waiting') AND stop_reason IS NULL AND halt_reason IS NULL AND halted_at IS NULL AND deadline <= clock_timestamp()
+ORDER BY number LIMIT 1000
 
 -- name: set_options
 UPDATE runs SET options = $2 WHERE run_id = $1
@@ -68,7 +88,7 @@ UPDATE runs SET options = $2 WHERE run_id = $1
 -- name: resume_run
 -- The halt is lifted. Its body runs anew: one that was never taken is queued.
 UPDATE runs SET state = CASE term WHEN 0 THEN 'queued' ELSE 'running' END, waiting_for = NULL, halt_reason = NULL, resumed_at = clock_timestamp(),
-       changed_at = now()
+       halted_at = NULL, changed_at = now()
 WHERE run_id = $1
 
 -- name: resumed_within

@@ -14,6 +14,7 @@ from rowmill_admission import runs, waits
 from rowmill_admission.cancelling import cancel_all
 from rowmill_admission.counting import Counting
 from rowmill_admission.endings import close_those_over, end_run
+from rowmill_admission.halting import halt_if_out_of_time
 from rowmill_admission.owed import Postman
 from rowmill_admission.releasing import Releasing
 from rowmill_admission.sending import PageFailed
@@ -72,6 +73,7 @@ class Repair:
             self._send_owed,
             self._close,
             self._end_stopped,
+            self._halt_late,
             self._advance_again,
             self._fail_abandoned_inputs,
             self._releasing.release_stuck,
@@ -109,6 +111,14 @@ class Repair:
                 if run is None or run.over or await dataset_store.any_open(connection, run_id):
                     return []
                 return await end_run(connection, run, "cancelled")
+
+            self._postman.wake(await self._database.transact(work))
+
+    async def _halt_late(self) -> None:
+        for run_id in await run_store.out_of_time(self._database):
+
+            async def work(connection: Connection, run_id: str = run_id) -> list[str]:
+                return await halt_if_out_of_time(connection, run_id)
 
             self._postman.wake(await self._database.transact(work))
 

@@ -10,7 +10,7 @@ from rowmill.runtime.db import Connection, Database
 from rowmill.runtime.deliveries import Delivery, Rejected
 from rowmill_admission import inputs, runs
 from rowmill_admission.datasets import Dataset, summary
-from rowmill_admission.decisions import decision_on
+from rowmill_admission.decisions import checked, decision_on
 from rowmill_admission.endings import end_run, want_advance
 from rowmill_admission.owed import Owed, Postman
 from rowmill_admission.runs import Run
@@ -59,10 +59,11 @@ class Runs:
         """Store a run once, whatever is repeated.
 
         Raises:
-            Rejected: rows that are not objects, or both ``rows`` and ``input_ref``.
+            Rejected: rows that are not objects, both ``rows`` and ``input_ref``, or a budget that is no amount.
 
         """
         identity = runs.identity_of(start, delivery.message_id, delivery.body)
+        checked(start.options.budget)
         if start.rows is not None and start.input_ref is not None:
             raise Rejected("a RunStart carries rows or an input_ref, not both")
         pages = [

@@ -1,7 +1,8 @@
 """Budgets of runs and the charges of dispatches (SPEC 4.7). Pure.
 
 A charge belongs to (run, receipt, dispatch). A claim reserves for the dispatch to come, a completion settles, a release or an expired
-unsent claim refunds, and what was sent without a known outcome stays charged.
+unsent claim refunds, and what was sent without a known outcome stays charged. A dispatch is charged money, and one call, or one retry where an
+earlier dispatch of the same call stands charged to the same run.
 """
 
 from __future__ import annotations
@@ -13,8 +14,26 @@ from typing import Literal
 import msgspec
 
 Fate = Literal["refund", "replace", "unknown"]
+Kind = Literal["money", "calls", "retries", "wall_time"]
 
 NOTHING = Decimal(0)
+
+
+class Spend(msgspec.Struct, frozen=True):
+    """What a dispatch is charged, or several are together."""
+
+    money: Decimal = NOTHING
+    calls: int = 0
+    retries: int = 0
+
+    def __add__(self, other: Spend) -> Spend:
+        return Spend(self.money + other.money if other.money else self.money, self.calls + other.calls, self.retries + other.retries)
+
+    def __sub__(self, other: Spend) -> Spend:
+        return Spend(self.money - other.money if other.money else self.money, self.calls - other.calls, self.retries - other.retries)
+
+    def __bool__(self) -> bool:
+        return bool(self.money or self.calls or self.retries)
 
 
 class Former(msgspec.Struct, frozen=True):
@@ -26,25 +45,41 @@ class Former(msgspec.Struct, frozen=True):
     run_id: str
     dispatch: int
     fate: Fate
-    amount: Decimal
+    held: Spend
 
 
-def former_charge(*, state: str, run_id: str, dispatch: int, reserved: Decimal, by_run: str, cost: Decimal) -> Former | None:
-    """What becomes of the reservation of a lease that run ``by_run`` takes over at ``cost``; None: there is none."""
-    if not reserved:
+def former_charge(*, state: str, run_id: str, dispatch: int, held: Spend, by_run: str) -> Former | None:
+    """What becomes of the charge of a lease that run ``by_run`` takes over; None: there is none."""
+    if not held:
         return None
     if state == "queued":
-        return Former(run_id, dispatch + 1, "replace" if run_id == by_run and cost else "refund", reserved)
+        return Former(run_id, dispatch + 1, "replace" if run_id == by_run else "refund", held)
     if state == "running":
-        return Former(run_id, dispatch, "unknown", reserved)
+        return Former(run_id, dispatch, "unknown", held)
     return None
 
 
-def net_cost(run_id: str, cost: Decimal, former: Former | None) -> Decimal:
-    """What a claim adds to its run's charges: its cost less what the lease it replaces had reserved for the same run."""
+def net_spend(run_id: str, spend: Spend, former: Former | None) -> Spend:
+    """What a claim adds to its run's charges: what it spends less what the lease it replaces had reserved for the same run."""
     if former is None or former.fate == "unknown" or former.run_id != run_id:
-        return cost
-    return cost - former.amount
+        return spend
+    return spend - former.held
+
+
+class Account(msgspec.Struct, frozen=True):
+    """A run's budgets as they are stored: each kind's limit and what is left of it (None: not limited). ``late``: the wall time is over."""
+
+    money: Decimal | None = None
+    money_left: Decimal | None = None
+    calls: int | None = None
+    calls_left: int | None = None
+    retries: int | None = None
+    retries_left: int | None = None
+    wall_time: float | None = None
+    late: bool = False
+
+
+UNLIMITED = Account()
 
 
 class Allowances:
@@ -54,29 +89,51 @@ class Allowances:
     """
 
     def __init__(self) -> None:
-        self._left: dict[str, Decimal | None] = {}
+        self._accounts: dict[str, Account] = {}
+        self._taken: dict[str, Spend] = {}
 
-    def know(self, run_id: str, remaining: Decimal | None) -> None:
-        """``remaining``: budget less charges as they are stored (None: no budget). Only the first word counts."""
-        self._left.setdefault(run_id, remaining)
+    def know(self, run_id: str, account: Account) -> None:
+        """Only the first word counts."""
+        self._accounts.setdefault(run_id, account)
 
-    def take(self, run_id: str, cost: Decimal, net: Decimal) -> bool:
-        """Whether a claim fits; if so, what is left shrinks by ``net``. What costs nothing always fits."""
-        left = self._left.get(run_id)
-        if left is None or not cost:
-            return True
-        if net > left:
-            return False
-        self._left[run_id] = left - net
-        return True
+    def take(self, run_id: str, spend: Spend, net: Spend) -> Kind | None:
+        """The budget that a claim does not fit, None where it fits all; then what is left shrinks by ``net``.
+
+        What costs nothing of a kind always fits that kind's budget.
+        """
+        account = self._accounts.get(run_id, UNLIMITED)
+        total = self._taken.get(run_id, Spend()) + net
+        if account.late:
+            return "wall_time"
+        if spend.money and account.money_left is not None and total.money > account.money_left:
+            return "money"
+        if spend.calls and account.calls_left is not None and total.calls > account.calls_left:
+            return "calls"
+        if spend.retries and account.retries_left is not None and total.retries > account.retries_left:
+            return "retries"
+        self._taken[run_id] = total
+        return None
 
 
-def running_totals(nets: Iterable[tuple[str, Decimal]]) -> list[Decimal]:
+def spent_reason(kind: Kind, account: Account, spend: Spend, receipt: str) -> str:
+    """Why a run waits whose budget of ``kind`` does not pay for the call of ``receipt`` (its short digest). Begins with ``budget``."""
+    match kind:
+        case "money":
+            left = NOTHING if account.money_left is None or account.money_left < 0 else account.money_left
+            return f"budget: money, {left} of {account.money} is left and receipt {receipt} may cost {spend.money}"
+        case "calls":
+            return f"budget: calls, all {account.calls} are made and receipt {receipt} would be one more"
+        case "retries":
+            return f"budget: retries, all {account.retries} are made and receipt {receipt} would be tried again"
+        case "wall_time":
+            return f"budget: wall time, {account.wall_time:g} s are over and receipt {receipt} is not sent"
+
+
+def running_totals(nets: Iterable[tuple[str, Spend]]) -> list[Spend]:
     """For each claim of a page, in its order: what its run would be charged by the page up to and with it."""
-    totals: dict[str, Decimal] = {}
+    totals: dict[str, Spend] = {}
     through = []
     for run_id, net in nets:
-        total = totals.get(run_id, NOTHING) + net if net else totals.get(run_id, NOTHING)
-        totals[run_id] = total
+        totals[run_id] = total = totals.get(run_id, Spend()) + net
         through.append(total)
     return through

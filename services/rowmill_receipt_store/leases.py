@@ -14,7 +14,7 @@ import msgspec
 
 from rowmill_contracts.receipts import Claim, ClaimAnswer, ClaimReceipts
 from rowmill_contracts.tools import Effect, ToolFailure
-from rowmill_receipt_store.charges import Former, former_charge, net_cost
+from rowmill_receipt_store.charges import UNLIMITED, Account, Former, Spend, former_charge, net_spend
 from rowmill_receipt_store.freshness import serves
 from rowmill_receipt_store.shards import spending_term, term_holds
 
@@ -35,7 +35,8 @@ class Output(msgspec.Struct, frozen=True):
 
 class Receipt(msgspec.Struct, frozen=True):
     """A receipt as it was read. ``over``: its lease, if it has one, may be taken: expired, or ended with its shard's term, or queued for a run
-    that is halted. ``remaining``: seconds that its lease has left. ``last_failure``: what is known of a dispatch of unknown outcome.
+    that is halted. ``held``: what its live lease's dispatch is charged. ``remaining``: seconds that its lease has left. ``last_failure``: what is
+    known of a dispatch of unknown outcome.
     """
 
     revision: int
@@ -45,7 +46,7 @@ class Receipt(msgspec.Struct, frozen=True):
     run_id: str
     tool: str
     effect: Effect
-    reserved: Decimal
+    held: Spend
     took_over: bool
     over: bool
     remaining: float
@@ -61,12 +62,16 @@ class FailureOnRecord(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What is stored for a key, for the run that asks and for the shard that it asks under."""
+    """What is stored for a key, for the run that asks and for the shard that it asks under. ``tried``: an earlier dispatch of this call is counted to
+    the run.
+    """
 
     receipt: Receipt | None = None
     failure: FailureOnRecord | None = None
     run_state: Literal["running", "halted", "stopped"] = "running"
-    run_remaining: Decimal | None = None
+    run_reason: str = ""
+    account: Account = UNLIMITED
+    tried: bool = False
     shard_term: int | None = None
     shard_held: bool = False
 
@@ -82,7 +87,8 @@ class Wanted(msgspec.Struct, frozen=True):
 class Grant(msgspec.Struct, frozen=True):
     """The lease goes to ``wanted``, if the receipt still has ``revision`` (0: there is none) when it is stored.
 
-    ``dispatch``: the newest so far; a confirmed claim gets the next one. ``net``: what it adds to its run's charges.
+    ``dispatch``: the newest so far; a confirmed claim gets the next one. ``spend``: what the dispatch is charged; ``net``: what that adds to its
+    run's charges.
     """
 
     wanted: Wanted
@@ -90,7 +96,8 @@ class Grant(msgspec.Struct, frozen=True):
     dispatch: int
     took_over: bool
     former: Former | None
-    net: Decimal
+    spend: Spend
+    net: Spend
 
 
 class Doubt(msgspec.Struct, frozen=True):
@@ -107,7 +114,8 @@ class Again(msgspec.Struct, frozen=True):
 
 def first_claim(wanted: Wanted) -> Grant:
     """The grant for a key that was never claimed."""
-    return Grant(wanted, 0, 0, False, None, wanted.claim.cost)
+    spend = Spend(wanted.claim.cost, calls=1)
+    return Grant(wanted, 0, 0, False, None, spend, spend)
 
 
 def decide_claim(wanted: Wanted, found: Found, *, held_poll: float) -> ClaimAnswer | Grant | Doubt | Again:
@@ -117,7 +125,7 @@ def decide_claim(wanted: Wanted, found: Found, *, held_poll: float) -> ClaimAnsw
     """
     claim, request = wanted.claim, wanted.request
     if found.run_state != "running":
-        return ClaimAnswer(state="halted")
+        return ClaimAnswer(state="halted", reason=found.run_reason)
     if not term_holds(spending_term(request.shard, request.term), current=found.shard_term, held=found.shard_held):
         return ClaimAnswer(state="refused")
     receipt = found.receipt
@@ -134,10 +142,10 @@ def decide_claim(wanted: Wanted, found: Found, *, held_poll: float) -> ClaimAnsw
         return _served(output)
     if found.failure is not None:
         return ClaimAnswer(state="failed", failure=found.failure.failure, run_id=claim.run_id)
-    return _decide_lease(wanted, receipt, held_poll)
+    return _decide_lease(wanted, receipt, held_poll, tried=found.tried)
 
 
-def _decide_lease(wanted: Wanted, receipt: Receipt, held_poll: float) -> ClaimAnswer | Grant | Doubt | Again:
+def _decide_lease(wanted: Wanted, receipt: Receipt, held_poll: float, *, tried: bool) -> ClaimAnswer | Grant | Doubt | Again:
     """No output and no failure answers: who may have the lease?"""
     claim, request = wanted.claim, wanted.request
     ours = receipt.lease_id == claim.lease_id
@@ -158,16 +166,10 @@ def _decide_lease(wanted: Wanted, receipt: Receipt, held_poll: float) -> ClaimAn
         case _ if request.only_cached:
             return ClaimAnswer(state="absent")
         case _:
-            former = former_charge(
-                state=receipt.state,
-                run_id=receipt.run_id,
-                dispatch=receipt.dispatch,
-                reserved=receipt.reserved,
-                by_run=claim.run_id,
-                cost=claim.cost,
-            )
+            former = former_charge(state=receipt.state, run_id=receipt.run_id, dispatch=receipt.dispatch, held=receipt.held, by_run=claim.run_id)
             took_over = receipt.took_over or receipt.state == "running"
-            return Grant(wanted, receipt.revision, receipt.dispatch, took_over, former, net_cost(claim.run_id, claim.cost, former))
+            spend = Spend(claim.cost, calls=0 if tried else 1, retries=1 if tried else 0)
+            return Grant(wanted, receipt.revision, receipt.dispatch, took_over, former, spend, net_spend(claim.run_id, spend, former))
 
 
 def granted(grant: Grant, dispatch: int) -> ClaimAnswer:
@@ -182,7 +184,7 @@ def granted(grant: Grant, dispatch: int) -> ClaimAnswer:
 
 def why_unconfirmed(lease_id: str, term: int | None, found: Found) -> Literal["halted", "refused", "lost"] | None:
     """Why a lease could not be confirmed under ``term`` (None: bound to no shard); None: nothing stands against it by now, try again."""
-    if found.run_state != "running":
+    if found.run_state != "running" or found.account.late:
         return "halted"
     if not term_holds(term, current=found.shard_term, held=found.shard_held):
         return "refused"

@@ -9,12 +9,15 @@
 
 -- name: claim
 -- Store leases where the row's revision is still the one that was decided on (0: there is no row yet), the run is not halted, the shard's
--- term holds, and what the run would have charged with it (`through`: this page up to this claim) is within its budget. What is not returned
--- was not claimed. The lease that stood before is dealt with in the same commit: `refund` a reservation of another run, `replace` one of the
--- same dispatch, `unknown` for a dispatch whose outcome nobody knows.
+-- term holds, its wall time is not over, and what the run would have charged with it (`through_…`: this page up to this claim) is within its
+-- budgets. What is not returned was not claimed. The lease that stood before is dealt with in the same commit: `refund` a reservation of another
+-- run, `replace` one of the same run and dispatch, `unknown` for a dispatch whose outcome nobody knows. Calls and retries are charged to runs
+-- that count them.
 -- $2, $3: life of queued and of running leases. $4: every run whose charges change, sorted.
 WITH accounts AS MATERIALIZED (
-    SELECT run_id, state, budget - charged AS remaining
+    SELECT
+        run_id, state, counts, budget - charged AS money_left, calls_limit - calls AS calls_left, retries_limit - retries AS retries_left,
+        coalesce(deadline <= now() + $1::interval, false) AS late
     FROM runs WHERE run_id = ANY ($4::text[]) ORDER BY run_id FOR NO KEY UPDATE
 ), made AS (
     INSERT INTO receipts AS r (
@@ -26,13 +29,20 @@ WITH accounts AS MATERIALIZED (
         now() + $1::interval + CASE WHEN a.confirm THEN $3::interval ELSE $2::interval END
     FROM unnest(
         $5::bytea[], $6::bigint[], $7::integer[], $8::boolean[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[],
-        $15::text[], $16::integer[], $17::bigint[], $18::text[], $19::text[], $20::boolean[]
-    ) AS a (key, revision, dispatch, confirm, lease_id, holder, run_id, caller, org, tool, effect, shard, term, cost, through, took_over)
+        $15::text[], $16::integer[], $17::bigint[], $18::text[], $19::boolean[], $20::integer[], $21::integer[], $22::text[], $23::integer[],
+        $24::integer[]
+    ) AS a (
+        key, revision, dispatch, confirm, lease_id, holder, run_id, caller, org, tool, effect, shard, term, cost, took_over, calls, retries,
+        through_money, through_calls, through_retries
+    )
     LEFT JOIN accounts n ON n.run_id = a.run_id
     LEFT JOIN shards s ON s.shard = a.shard
     WHERE (
         n.run_id IS NULL
-        OR n.state = 'running' AND (n.remaining IS NULL OR a.cost::numeric = 0 OR a.through::numeric <= n.remaining)
+        OR n.state = 'running' AND NOT n.late
+            AND (n.money_left IS NULL OR a.cost::numeric = 0 OR a.through_money::numeric <= n.money_left)
+            AND (n.calls_left IS NULL OR a.calls = 0 OR a.through_calls <= n.calls_left)
+            AND (n.retries_left IS NULL OR a.retries = 0 OR a.through_retries <= n.retries_left)
     ) AND (a.term IS NULL OR s.term = a.term AND s.holder IS NOT NULL)
     ORDER BY a.key
     ON CONFLICT (key) DO UPDATE SET
@@ -42,28 +52,38 @@ WITH accounts AS MATERIALIZED (
         took_over = excluded.took_over, expires_at = excluded.expires_at
     WHERE r.revision = excluded.revision - 1
     RETURNING r.key, r.run_id, r.lease_id, r.dispatch, r.reserved, r.dispatch + (r.state = 'queued')::integer AS charged_dispatch
+), reserved AS MATERIALIZED (
+    SELECT
+        m.run_id, m.key, m.charged_dispatch, m.reserved, m.lease_id,
+        CASE WHEN n.counts THEN k.calls ELSE 0 END AS calls, CASE WHEN n.counts THEN k.retries ELSE 0 END AS retries
+    FROM made m JOIN unnest($5::bytea[], $20::integer[], $21::integer[]) AS k (key, calls, retries) ON k.key = m.key
+    LEFT JOIN accounts n ON n.run_id = m.run_id
+    WHERE m.reserved > 0 OR n.counts
 ), former AS MATERIALIZED (
-    SELECT f.*
-    FROM made JOIN unnest($21::bytea[], $22::text[], $23::integer[], $24::text[], $25::text[]) AS f (key, run_id, dispatch, fate, amount)
-    ON f.key = made.key
+    SELECT f.*, v.key IS NULL AS nothing_instead
+    FROM made JOIN unnest($25::bytea[], $26::text[], $27::integer[], $28::text[], $29::text[], $30::integer[], $31::integer[])
+        AS f (key, run_id, dispatch, fate, money, calls, retries) ON f.key = made.key
+    LEFT JOIN reserved v ON v.key = f.key
 ), refunded AS (
     DELETE FROM charges c USING former f
-    WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.dispatch AND f.fate = 'refund'
+    WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.dispatch
+        AND (f.fate = 'refund' OR f.fate = 'replace' AND f.nothing_instead)
 ), doubted AS (
     UPDATE charges c SET unknown = true FROM former f
     WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.dispatch AND f.fate = 'unknown' AND c.spent IS NULL
 ), charged AS (
-    INSERT INTO charges (run_id, key, dispatch, reserved, lease_id)
-    SELECT run_id, key, charged_dispatch, reserved, lease_id FROM made WHERE reserved > 0
-    ON CONFLICT (run_id, key, dispatch) DO UPDATE SET reserved = excluded.reserved, lease_id = excluded.lease_id
+    INSERT INTO charges (run_id, key, dispatch, reserved, lease_id, calls, retries)
+    SELECT run_id, key, charged_dispatch, reserved, lease_id, calls, retries FROM reserved
+    ON CONFLICT (run_id, key, dispatch) DO UPDATE SET
+        reserved = excluded.reserved, lease_id = excluded.lease_id, calls = excluded.calls, retries = excluded.retries
 ), booked AS (
-    UPDATE runs SET charged = runs.charged + d.amount
+    UPDATE runs SET charged = runs.charged + d.money, calls = runs.calls + d.calls, retries = runs.retries + d.retries
     FROM (
-        SELECT run_id, sum(amount) AS amount
+        SELECT run_id, sum(money) AS money, sum(calls) AS calls, sum(retries) AS retries
         FROM (
-            SELECT run_id, reserved AS amount FROM made WHERE reserved > 0
+            SELECT run_id, reserved AS money, calls, retries FROM reserved
             UNION ALL
-            SELECT run_id, -amount::numeric FROM former WHERE fate <> 'unknown'
+            SELECT run_id, -money::numeric, -calls, -retries FROM former WHERE fate <> 'unknown'
         ) AS moved
         GROUP BY run_id
     ) AS d
@@ -79,7 +99,7 @@ SELECT
     (
         r.expires_at <= now() + $1::interval
         OR coalesce(r.term <= s.ended_term, false)
-        OR r.state = 'queued' AND coalesce(o.state <> 'running', false)
+        OR r.state = 'queued' AND coalesce(o.state <> 'running' OR o.deadline <= now() + $1::interval, false)
     ) AS over,
     extract(epoch FROM r.expires_at - now() - $1::interval)::float8 AS remaining_seconds,
     CASE
@@ -90,13 +110,22 @@ SELECT
     CASE WHEN r.state = 'outcome_unknown' THEN r.last_failure END AS last_failure,
     r.no_result, r.cost, extract(epoch FROM r.completed_at)::float8 AS completed_at, r.output_dispatch, r.output_run, r.output_caller,
     f.failure, f.dispatch AS failed_dispatch,
-    m.state AS run_state, m.budget - m.charged AS run_remaining,
+    m.state AS run_state, m.reason AS run_reason, m.budget AS money, m.budget - m.charged AS money_left,
+    m.calls_limit, m.calls_limit - m.calls AS calls_left, m.retries_limit, m.retries_limit - m.retries AS retries_left,
+    m.wall_limit, coalesce(m.deadline <= now() + $1::interval, false) AS late,
+    coalesce(g.calls, 0) AS held_calls, coalesce(g.retries, 0) AS held_retries,
+    EXISTS (
+        SELECT FROM charges e
+        WHERE e.run_id = ANY (ARRAY[a.run_id]) AND e.key = a.key AND e.dispatch <= r.dispatch AND e.calls + e.retries > 0
+    ) AS tried,
     t.term AS shard_term, t.holder IS NOT NULL AS shard_held
 FROM unnest($2::bytea[], $3::text[], $4::integer[]) AS a (key, run_id, shard)
 LEFT JOIN receipts r ON r.key = ANY (ARRAY[a.key])
 LEFT JOIN failures f ON f.key = ANY (ARRAY[a.key]) AND f.run_id = a.run_id
 LEFT JOIN shards s ON s.shard = r.shard
 LEFT JOIN runs o ON o.run_id = ANY (ARRAY[r.run_id])
+LEFT JOIN charges g ON r.state IN ('queued', 'running')
+    AND g.run_id = ANY (ARRAY[r.run_id]) AND g.key = ANY (ARRAY[a.key]) AND g.dispatch = ANY (ARRAY[r.dispatch + (r.state = 'queued')::integer])
 LEFT JOIN runs m ON m.run_id = ANY (ARRAY[a.run_id])
 LEFT JOIN shards t ON t.shard = a.shard
 WINDOW earlier AS (ORDER BY a.key ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING);
@@ -128,7 +157,9 @@ LEFT JOIN shards s ON s.shard = a.shard
 WHERE (SELECT count(*) FROM barrier) >= 0
     AND r.key = ANY (ARRAY[a.key]) AND r.lease_id = a.lease_id AND r.state IN ('queued', 'running')
     AND (a.term IS NULL OR s.term = a.term AND s.holder IS NOT NULL)
-    AND NOT EXISTS (SELECT FROM runs h WHERE h.run_id = ANY (ARRAY[r.run_id]) AND h.state <> 'running')
+    AND NOT EXISTS (
+        SELECT FROM runs h WHERE h.run_id = ANY (ARRAY[r.run_id]) AND (h.state <> 'running' OR h.deadline <= now() + $1::interval)
+    )
 RETURNING r.key, r.dispatch;
 
 -- name: renew
@@ -141,10 +172,11 @@ WHERE r.key = ANY (ARRAY[a.key]) AND r.lease_id = a.lease_id AND r.state IN ('qu
 RETURNING r.key;
 
 -- name: complete
--- Outputs of dispatches whose lease has not moved, whatever the time, also those whose outcome was unknown. Each charge is settled once; a run
--- whose charges thereby pass its budget halts, for a reason that names the receipt. $2: the runs, sorted.
+-- Outputs of dispatches whose lease has not moved, whatever the time, also those whose outcome was unknown. Each charge is settled once. A run
+-- with a budget of money halts at the first cost above its reservation, and at later ones that pass its budget, for a reason that names the
+-- receipt. $2: the runs, sorted.
 WITH accounts AS MATERIALIZED (
-    SELECT run_id FROM runs WHERE run_id = ANY ($2::text[]) ORDER BY run_id FOR NO KEY UPDATE
+    SELECT run_id, counts FROM runs WHERE run_id = ANY ($2::text[]) ORDER BY run_id FOR NO KEY UPDATE
 ), stored AS (
     UPDATE receipts r SET
         state = 'completed', revision = r.revision + 1, took_over = false, output = a.output, no_result = a.no_result, cost = a.cost::numeric,
@@ -156,18 +188,23 @@ WITH accounts AS MATERIALIZED (
     RETURNING r.key, r.run_id, r.dispatch, r.reserved, r.cost, r.completed_at
 ), settled AS (
     INSERT INTO charges AS c (run_id, key, dispatch, reserved, spent)
-    SELECT run_id, key, dispatch, 0, cost FROM stored WHERE reserved > 0 OR cost > 0
+    SELECT s.run_id, s.key, s.dispatch, 0, s.cost FROM stored s LEFT JOIN accounts n ON n.run_id = s.run_id
+    WHERE s.reserved > 0 OR s.cost > 0 OR n.counts
     ON CONFLICT (run_id, key, dispatch) DO UPDATE SET spent = excluded.spent, unknown = false WHERE c.spent IS NULL
-    RETURNING c.run_id, c.key, c.spent - c.reserved AS difference
+    RETURNING c.run_id, c.key, c.spent - c.reserved AS difference, c.spent, c.reserved
 ), booked AS (
     UPDATE runs SET
         charged = runs.charged + d.difference,
-        state = CASE WHEN runs.state = 'running' AND d.difference > 0 AND runs.charged + d.difference > runs.budget
-            THEN 'halted' ELSE runs.state END,
-        reason = CASE WHEN runs.state = 'running' AND d.difference > 0 AND runs.charged + d.difference > runs.budget
-            THEN 'budget: receipt ' || d.above || ' cost more than its bound' ELSE runs.reason END
+        state = CASE WHEN runs.state = 'running' AND d.above IS NOT NULL AND (NOT runs.exceeded OR runs.charged + d.difference > runs.budget)
+            AND runs.budget IS NOT NULL THEN 'halted' ELSE runs.state END,
+        reason = CASE WHEN runs.state = 'running' AND d.above IS NOT NULL AND (NOT runs.exceeded OR runs.charged + d.difference > runs.budget)
+            AND runs.budget IS NOT NULL THEN 'budget: money, ' || d.above ELSE runs.reason END,
+        exceeded = runs.exceeded OR runs.budget IS NOT NULL AND d.above IS NOT NULL
     FROM (
-        SELECT run_id, sum(difference) AS difference, min(left(encode(key, 'hex'), 12)) FILTER (WHERE difference > 0) AS above
+        SELECT
+            run_id, sum(difference) AS difference,
+            min('receipt ' || left(encode(key, 'hex'), 12) || ' cost ' || spent || ', more than the ' || reserved || ' reserved for it')
+                FILTER (WHERE difference > 0) AS above
         FROM settled GROUP BY run_id
     ) AS d
     WHERE runs.run_id = ANY (ARRAY[d.run_id])
@@ -204,10 +241,10 @@ WITH accounts AS MATERIALIZED (
 ), refunded AS (
     DELETE FROM charges c USING failed f
     WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.charged_dispatch AND c.spent IS NULL AND f.refund
-    RETURNING c.run_id, c.reserved
+    RETURNING c.run_id, c.reserved, c.calls, c.retries
 ), booked AS (
-    UPDATE runs SET charged = runs.charged - d.amount
-    FROM (SELECT run_id, sum(reserved) AS amount FROM refunded GROUP BY run_id) AS d
+    UPDATE runs SET charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries
+    FROM (SELECT run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries FROM refunded GROUP BY run_id) AS d
     WHERE runs.run_id = ANY (ARRAY[d.run_id])
 )
 SELECT key FROM failed;
@@ -234,10 +271,10 @@ WITH accounts AS MATERIALIZED (
     DELETE FROM charges c USING asked a
     WHERE c.run_id = ANY (ARRAY[a.run_id]) AND c.key = a.key AND c.spent IS NULL
         AND CASE a.dispatch WHEN 0 THEN c.lease_id = a.lease_id ELSE c.dispatch = a.dispatch END
-    RETURNING c.run_id, c.reserved
+    RETURNING c.run_id, c.reserved, c.calls, c.retries
 ), booked AS (
-    UPDATE runs SET charged = runs.charged - d.amount
-    FROM (SELECT run_id, sum(reserved) AS amount FROM refunded GROUP BY run_id) AS d
+    UPDATE runs SET charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries
+    FROM (SELECT run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries FROM refunded GROUP BY run_id) AS d
     WHERE runs.run_id = ANY (ARRAY[d.run_id])
 )
 SELECT key FROM given_back;
@@ -254,7 +291,7 @@ WITH accounts AS MATERIALIZED (
 ), refunded AS (
     DELETE FROM charges c USING asked a
     WHERE c.run_id = ANY (ARRAY[a.run_id]) AND c.key = a.key AND c.dispatch = a.dispatch AND c.spent IS NULL AND a.refund
-    RETURNING c.run_id, c.key, -c.reserved AS difference
+    RETURNING c.run_id, c.key, -c.reserved AS difference, c.spent, c.reserved, c.calls, c.retries
 ), kept AS (
     UPDATE charges c SET spent = c.reserved, unknown = false FROM asked a
     WHERE c.run_id = ANY (ARRAY[a.run_id]) AND c.key = a.key AND c.dispatch = a.dispatch AND c.spent IS NULL AND NOT a.refund AND a.spent IS NULL
@@ -266,16 +303,22 @@ WITH accounts AS MATERIALIZED (
         AND (a.spent > 0 OR EXISTS (SELECT FROM charges e WHERE e.run_id = ANY (ARRAY[a.run_id]) AND e.key = a.key AND e.dispatch = a.dispatch))
     ORDER BY a.key
     ON CONFLICT (run_id, key, dispatch) DO UPDATE SET spent = excluded.spent, unknown = false WHERE c.spent IS NULL
-    RETURNING c.run_id, c.key, c.spent - c.reserved AS difference
+    RETURNING c.run_id, c.key, c.spent - c.reserved AS difference, c.spent, c.reserved, 0 AS calls, 0 AS retries
 ), booked AS (
     UPDATE runs SET
         charged = runs.charged + d.difference,
-        state = CASE WHEN runs.state = 'running' AND d.difference > 0 AND runs.charged + d.difference > runs.budget
-            THEN 'halted' ELSE runs.state END,
-        reason = CASE WHEN runs.state = 'running' AND d.difference > 0 AND runs.charged + d.difference > runs.budget
-            THEN 'budget: receipt ' || d.above || ' cost more than its bound' ELSE runs.reason END
+        calls = runs.calls - d.calls,
+        retries = runs.retries - d.retries,
+        state = CASE WHEN runs.state = 'running' AND d.above IS NOT NULL AND (NOT runs.exceeded OR runs.charged + d.difference > runs.budget)
+            AND runs.budget IS NOT NULL THEN 'halted' ELSE runs.state END,
+        reason = CASE WHEN runs.state = 'running' AND d.above IS NOT NULL AND (NOT runs.exceeded OR runs.charged + d.difference > runs.budget)
+            AND runs.budget IS NOT NULL THEN 'budget: money, ' || d.above ELSE runs.reason END,
+        exceeded = runs.exceeded OR runs.budget IS NOT NULL AND d.above IS NOT NULL
     FROM (
-        SELECT run_id, sum(difference) AS difference, min(left(encode(key, 'hex'), 12)) FILTER (WHERE difference > 0) AS above
+        SELECT
+            run_id, sum(difference) AS difference, sum(calls) AS calls, sum(retries) AS retries,
+            min('receipt ' || left(encode(key, 'hex'), 12) || ' cost ' || spent || ', more than the ' || reserved || ' reserved for it')
+                FILTER (WHERE difference > 0) AS above
         FROM (SELECT * FROM refunded UNION ALL SELECT * FROM settled) AS moved GROUP BY run_id
     ) AS d
     WHERE runs.run_id = ANY (ARRAY[d.run_id])
@@ -327,9 +370,15 @@ LOCK TABLE runs IN EXCLUSIVE MODE;
 
 -- name: halt_run
 -- Stop, halt or resume a run, whether or not it is known. $5: the number of the decision; one that is not newer than that which the run stands under
--- changes nothing, but for a stop, which stands whatever else was decided. $4: the budget; of an unnumbered decision (0) null leaves it as it is.
-INSERT INTO runs AS r (run_id, state, reason, budget, charged, decision)
-SELECT $1::text, $2::text, $3::text, $4::numeric, coalesce(sum(coalesce(c.spent, c.reserved)), 0), $5::bigint FROM charges c WHERE c.run_id = $1::text
+-- changes nothing, but for a stop, which stands whatever else was decided. $4, $6 to $9: the budgets (money, calls, retries, wall time and when it is
+-- over); of an unnumbered decision (0) null leaves them as they are.
+INSERT INTO runs AS r (
+    run_id, state, reason, budget, charged, decision, calls_limit, calls, retries_limit, retries, counts, wall_limit, deadline
+)
+SELECT
+    $1::text, $2::text, $3::text, $4::numeric, coalesce(sum(coalesce(c.spent, c.reserved)), 0), $5::bigint, $6::bigint, coalesce(sum(c.calls), 0),
+    $7::bigint, coalesce(sum(c.retries), 0), $6::bigint IS NOT NULL OR $7::bigint IS NOT NULL, $8::float8, to_timestamp($9::float8)
+FROM charges c WHERE c.run_id = $1::text
 ON CONFLICT (run_id) DO UPDATE SET
     state = CASE
         WHEN 'stopped' IN (r.state, excluded.state) THEN 'stopped'
@@ -346,6 +395,27 @@ ON CONFLICT (run_id) DO UPDATE SET
         WHEN r.decision = 0 THEN coalesce(excluded.budget, r.budget)
         ELSE r.budget
     END,
+    calls_limit = CASE
+        WHEN excluded.decision > r.decision THEN excluded.calls_limit
+        WHEN r.decision = 0 THEN coalesce(excluded.calls_limit, r.calls_limit)
+        ELSE r.calls_limit
+    END,
+    retries_limit = CASE
+        WHEN excluded.decision > r.decision THEN excluded.retries_limit
+        WHEN r.decision = 0 THEN coalesce(excluded.retries_limit, r.retries_limit)
+        ELSE r.retries_limit
+    END,
+    wall_limit = CASE
+        WHEN excluded.decision > r.decision THEN excluded.wall_limit
+        WHEN r.decision = 0 THEN coalesce(excluded.wall_limit, r.wall_limit)
+        ELSE r.wall_limit
+    END,
+    deadline = CASE
+        WHEN excluded.decision > r.decision THEN excluded.deadline
+        WHEN r.decision = 0 THEN coalesce(excluded.deadline, r.deadline)
+        ELSE r.deadline
+    END,
+    counts = r.counts OR excluded.counts,
     decision = greatest(r.decision, excluded.decision)
 RETURNING state, reason, decision;
 
@@ -407,11 +477,12 @@ WITH page AS MATERIALIZED (
     SELECT key, run_id FROM gone UNION SELECT key, output_run FROM gone WHERE output_run IS NOT NULL
 ), moved AS (
     DELETE FROM charges c USING payers p WHERE c.run_id = ANY (ARRAY[p.run_id]) AND c.key = p.key
-    RETURNING c.run_id, coalesce(c.spent, c.reserved) AS amount
+    RETURNING c.run_id, coalesce(c.spent, c.reserved) AS amount, c.calls, c.retries
 ), kept AS (
-    INSERT INTO charges AS c (run_id, key, dispatch, reserved, spent)
-    SELECT run_id, '', 0, 0, sum(amount) FROM moved GROUP BY run_id ORDER BY run_id
-    ON CONFLICT (run_id, key, dispatch) DO UPDATE SET spent = c.spent + excluded.spent
+    INSERT INTO charges AS c (run_id, key, dispatch, reserved, spent, calls, retries)
+    SELECT run_id, '', 0, 0, sum(amount), sum(calls), sum(retries) FROM moved GROUP BY run_id ORDER BY run_id
+    ON CONFLICT (run_id, key, dispatch) DO UPDATE SET
+        spent = c.spent + excluded.spent, calls = c.calls + excluded.calls, retries = c.retries + excluded.retries
 )
 SELECT
     (SELECT count(*) FROM gone WHERE state = 'completed') AS completed, (SELECT count(*) FROM gone WHERE state <> 'completed') AS ended,

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
+from rowmill.encoding.receipts import short_digest
 from rowmill_contracts.receipts import ClaimAnswer, ConfirmAnswer, HaltRun, LeaseShard, RunHalted, ShardsLeased, StoreAnswer
-from rowmill_receipt_store.charges import Allowances
+from rowmill_contracts.runs import limits_of
+from rowmill_receipt_store.charges import Allowances, Kind, Spend, spent_reason
 from rowmill_receipt_store.leases import (
     Again,
     Doubt,
@@ -80,16 +82,19 @@ class Receipts:
         grants: list[Grant] = []
         doubts: dict[bytes, int] = {}
         again: dict[bytes, ClaimAnswer] = {}
+        reasons: dict[tuple[str, Kind], str] = {}
         for item in wanted:
             decision = decide_claim(item, found[item.key], held_poll=self._held_poll)
             match decision:
                 case Grant():
-                    run_id = item.claim.run_id
-                    allowances.know(run_id, found[item.key].run_remaining)
-                    if allowances.take(run_id, item.claim.cost, decision.net):
+                    run_id, account = item.claim.run_id, found[item.key].account
+                    allowances.know(run_id, account)
+                    kind = allowances.take(run_id, decision.spend, decision.net)
+                    if kind is None:
                         grants.append(decision)
-                    else:
-                        answers[item.key] = ClaimAnswer(state="over_budget")
+                    else:  # one reason for a page, which names the first receipt: rows that wait for one reason travel together
+                        reason = reasons.setdefault((run_id, kind), spent_reason(kind, account, decision.spend, short_digest(item.claim.key)))
+                        answers[item.key] = ClaimAnswer(state="over_budget", reason=reason)
                 case Doubt():
                     doubts[item.key] = decision.revision
                 case Again():
@@ -122,7 +127,7 @@ class Receipts:
             for lease in rest:
                 why = why_unconfirmed(lease.lease_id, lease.term, found[lease.key])
                 if why is not None:
-                    answers[lease.key] = ConfirmAnswer(state=why)
+                    answers[lease.key] = ConfirmAnswer(state=why, reason=_why_halted(found[lease.key], lease) if why == "halted" else "")
             rest = [lease for lease in rest if lease.key not in answers]
             if not rest:
                 break
@@ -236,9 +241,20 @@ class Receipts:
     async def halt_run(self, request: HaltRun) -> RunHalted:
         """Stop, halt or resume a run, or give it a budget, unless a newer decision came first; claims and confirmations answered after it know."""
         standing = await self._store.halt_run(
-            request.run_id, _STATES[request.action], reason=request.reason, budget=request.budget, decision=request.decision
+            request.run_id,
+            _STATES[request.action],
+            reason=request.reason,
+            limits=limits_of(request.budget),
+            deadline=request.deadline,
+            decision=request.decision,
         )
         return RunHalted(state=standing.state, reason=standing.reason, superseded=request.decision < standing.decision)
+
+
+def _why_halted(found: Found, lease: Lease) -> str:
+    if found.run_state != "running":
+        return found.run_reason
+    return spent_reason("wall_time", found.account, Spend(), short_digest(lease.key.hex()))
 
 
 async def _in_rounds(items: Sequence[ItemT], carry_out: Callable[[Sequence[ItemT]], Awaitable[list[AnswerT]]]) -> list[AnswerT]:

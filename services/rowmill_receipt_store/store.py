@@ -16,8 +16,9 @@ import msgspec
 
 from rowmill.runtime.db import Connection, Database, Queries
 from rowmill_contracts.receipts import ShardLease
+from rowmill_contracts.runs import Limits
 from rowmill_contracts.tools import ToolFailure
-from rowmill_receipt_store.charges import running_totals
+from rowmill_receipt_store.charges import UNLIMITED, Account, Spend, running_totals
 from rowmill_receipt_store.leases import FailureOnRecord, Found, Grant, Output, Receipt
 from rowmill_receipt_store.shards import spending_term
 
@@ -178,13 +179,19 @@ class Store:
             [request.shard for request in requests],
             [spending_term(request.shard, request.term) for request in requests],
             [str(claim.cost) for claim in claims],
-            [str(total) for _, total in pairs],
             [grant.took_over for grant, _ in pairs],
+            [grant.spend.calls for grant, _ in pairs],
+            [grant.spend.retries for grant, _ in pairs],
+            [str(total.money) for _, total in pairs],
+            [total.calls for _, total in pairs],
+            [total.retries for _, total in pairs],
             [key for key, _ in former],
             [charge.run_id for _, charge in former],
             [charge.dispatch for _, charge in former],
             [charge.fate for _, charge in former],
-            [str(charge.amount) for _, charge in former],
+            [str(charge.held.money) for _, charge in former],
+            [charge.held.calls for _, charge in former],
+            [charge.held.retries for _, charge in former],
         )
         return {row[0]: row[1] for row in rows}
 
@@ -288,14 +295,25 @@ class Store:
         await self._database.execute(QUERIES["release_shards"], self._offset, holder, sorted(set(shards)))
         return [ShardLease(shard=shard, held=False) for shard in shards]
 
-    async def halt_run(self, run_id: str, state: RunState, *, reason: str, budget: Decimal | None, decision: int) -> RunStanding:
-        """Set a run's state and budget, unless a newer decision is stored; a stopped run stays stopped. Claims under way end first, later ones
+    async def halt_run(self, run_id: str, state: RunState, *, reason: str, limits: Limits, deadline: float | None, decision: int) -> RunStanding:
+        """Set a run's state and budgets, unless a newer decision is stored; a stopped run stays stopped. Claims under way end first, later ones
         see it.
         """
 
         async def work(connection: Connection) -> RunStanding:
             await connection.execute(QUERIES["bar_claims"])
-            row: Any = await connection.fetchrow(QUERIES["halt_run"], run_id, state, reason, budget, decision)
+            row: Any = await connection.fetchrow(
+                QUERIES["halt_run"],
+                run_id,
+                state,
+                reason,
+                limits.money,
+                decision,
+                limits.calls,
+                limits.retries,
+                limits.wall_time,
+                deadline,
+            )
             return RunStanding(row["state"], row["reason"], row["decision"])
 
         return await self._database.transact(work)
@@ -319,9 +337,24 @@ def _found(row: asyncpg.Record) -> Found:
         receipt=None if row["revision"] is None else _receipt(row),
         failure=None if failure is None else FailureOnRecord(_failure.decode(failure), row["failed_dispatch"]),
         run_state=row["run_state"] or "running",
-        run_remaining=row["run_remaining"],
+        run_reason=row["run_reason"] or "",
+        account=UNLIMITED if row["run_state"] is None else _account(row),
+        tried=row["tried"],
         shard_term=row["shard_term"],
         shard_held=row["shard_held"],
+    )
+
+
+def _account(row: Any) -> Account:
+    return Account(
+        money=row["money"],
+        money_left=row["money_left"],
+        calls=row["calls_limit"],
+        calls_left=row["calls_left"],
+        retries=row["retries_limit"],
+        retries_left=row["retries_left"],
+        wall_time=row["wall_limit"],
+        late=row["late"],
     )
 
 
@@ -345,7 +378,7 @@ def _receipt(row: Any) -> Receipt:
         run_id=row["run_id"],
         tool=row["tool"],
         effect=row["effect"],
-        reserved=row["reserved"],
+        held=Spend(row["reserved"], row["held_calls"], row["held_retries"]),
         took_over=row["took_over"],
         over=row["over"],
         remaining=row["remaining_seconds"],

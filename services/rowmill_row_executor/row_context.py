@@ -14,6 +14,8 @@ from rowmill.errors import UsageError
 from rowmill.runtime.clock import Clock
 from rowmill.steps import WATERFALL_MAX_WAIT
 from rowmill.tool_results import ToolResult
+from rowmill_contracts.runs import Budget as BudgetOption
+from rowmill_contracts.runs import limits_of
 from rowmill_contracts.tools import CallOutcome
 from rowmill_row_executor.cells import CellMeta
 from rowmill_row_executor.endings import Parked
@@ -32,9 +34,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class RunBudget:
-    """`Budget`: the run's money."""
+    """`Budget`: the run's money, of all that its ``given`` budget limits."""
 
-    limit: Decimal | None = None
+    given: BudgetOption = None
+
+    @property
+    def limit(self) -> Decimal | None:
+        """What the run may spend; None: not limited."""
+        return limits_of(self.given).money
 
 
 class RowCalls:

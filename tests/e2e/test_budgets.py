@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from decimal import Decimal
 from pathlib import Path
 
@@ -50,12 +51,14 @@ async def test_a_budget_stops_the_run_exactly_and_more_of_it_completes_the_run(s
     assert first.returncode == 1, first.stderr
     run_id = run_id_in(first.stderr)
     assert f"rowmill runs resume {run_id} --budget" in first.stderr
-    assert "waits for budget" in first.stderr
+    assert "waits for budget: money, " in first.stderr
     spent = await rests(system)
     assert Decimal("0.48") < paid(spent) <= Decimal("0.50"), "what is left of the budget pays for no further call"
     summary = await (await client.job(run_id)).status()
     assert summary is not None
-    assert (summary.state, summary.waiting_for) == ("waiting", "budget")
+    assert summary.state == "waiting"
+    named = re.fullmatch(r"budget: money, 0[.\d]* of 0\.50 is left and receipt ([0-9a-f]{12}) may cost 0\.0[12]", summary.waiting_for or "")
+    assert named, summary.waiting_for
 
     resumed = await asyncio.to_thread(system.rowmill, "runs", "resume", run_id, "--budget", "5.00")
 
@@ -72,18 +75,19 @@ async def test_a_budget_stops_the_run_exactly_and_more_of_it_completes_the_run(s
 
 async def test_a_resumption_with_too_little_waits_again(system: Stage, client: Client, word: str) -> None:
     rows = leads(100, word)
-    job = await client.start(system.play(), leads=rows, budget=Decimal("0.10"))
-    await stands(job)
-    await rests(system)
+    job = await client.start(system.play(), leads=rows, budget={"calls": 10, "money": 1})
+    assert ((await stands(job)).waiting_for or "").startswith("budget: calls, all 10 are made and receipt ")
+    assert (await rests(system)).total == 10
 
-    await job.resume(budget=Decimal("0.30"))
+    resumed = await asyncio.to_thread(system.rowmill, "runs", "resume", job.run_id, "--budget", "calls=30")
+    assert resumed.returncode == 0, resumed.stderr
     async with asyncio.timeout(BOUND):
-        while paid(Books.told(system.provider.stats())) <= Decimal("0.28"):
+        while Books.told(system.provider.stats()).total < 30:
             await asyncio.sleep(0.05)
-    assert (await stands(job)).waiting_for == "budget"
+    assert ((await stands(job)).waiting_for or "").startswith("budget: calls, all 30 are made and receipt ")
 
-    assert paid(await rests(system)) <= Decimal("0.30")
-    await job.resume(budget=Decimal(5))
+    assert (await rests(system)).total == 30
+    await job.resume(budget={"calls": 1000, "money": 5})
     await stands(job)
     await system.audit(client, job, rows)
     assert Books.told(system.provider.stats()) == Books.of(row["domain"] for row in rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Literal
 
 import msgspec
 
@@ -38,6 +39,7 @@ from rowmill_contracts.receipts import (
     ShardsLeased,
     StoreAnswer,
 )
+from rowmill_contracts.runs import Limits, limits_of
 from rowmill_contracts.tools import ToolFailure
 
 OUTPUT_LIMIT = 8 * 1024 * 1024
@@ -71,13 +73,28 @@ class Run:
     state: str = "running"
     reason: str = ""
     decision: int = 0
-    budget: Decimal | None = None
+    limits: Limits = field(default_factory=Limits)
+    deadline: float | None = None
+    counts: bool = False
     charges: dict[tuple[str, int], Decimal] = field(default_factory=dict)
+    counted: dict[tuple[str, int], Literal["calls", "retries"]] = field(default_factory=dict)
     charged_to: dict[tuple[str, int], str] = field(default_factory=dict)
     spent: set[tuple[str, int]] = field(default_factory=set)
 
     def charged(self) -> Decimal:
         return sum(self.charges.values(), Decimal(0))
+
+    def refund(self, key: str, dispatch: int) -> tuple[Decimal, Literal["calls", "retries"] | None]:
+        return self.charges.pop((key, dispatch), Decimal(0)), self.counted.pop((key, dispatch), None)
+
+    def unpaid(self, cost: Decimal, kind: Literal["calls", "retries"], now: float) -> str:
+        """The budget that does not pay for one more dispatch; empty: all do."""
+        limit = getattr(self.limits, kind)
+        if self.deadline is not None and self.deadline <= now:
+            return "wall time"
+        if self.limits.money is not None and cost and self.charged() + cost > self.limits.money:
+            return "money"
+        return kind if limit is not None and list(self.counted.values()).count(kind) >= limit else ""
 
 
 class MemoryReceipts:
@@ -124,7 +141,7 @@ class MemoryReceipts:
     def _claim(self, claim: Claim, request: ClaimReceipts) -> ClaimAnswer:
         run = self._run(claim.run_id)
         if run.state != "running":
-            return ClaimAnswer(state="halted")
+            return ClaimAnswer(state="halted", reason=run.reason)
         if request.shard is not None and request.term is not None and not self._term_holds(request.shard, request.term):
             return ClaimAnswer(state="refused")
         receipt = self.receipts.get(claim.key)
@@ -162,21 +179,24 @@ class MemoryReceipts:
         return None
 
     def _grant(self, run: Run, receipt: Receipt | None, claim: Claim, request: ClaimReceipts, *, took_over: bool) -> ClaimAnswer:
-        former_charge = Decimal(0)
-        if receipt is not None and receipt.state == "queued":
-            former = self._run(receipt.claim.run_id)
-            refunded = former.charges.pop((claim.key, receipt.dispatch + 1), Decimal(0))
-            former_charge = refunded if former is run else Decimal(0)
-        if run.budget is not None and claim.cost and run.charged() + claim.cost > run.budget:
-            if former_charge and receipt is not None:
-                run.charges[claim.key, receipt.dispatch + 1] = former_charge
-            return ClaimAnswer(state="over_budget")
+        coming = 1 if receipt is None else receipt.dispatch + 1
+        former = None if receipt is None or receipt.state != "queued" else self._run(receipt.claim.run_id)
+        money, kind = (Decimal(0), None) if former is None else former.refund(claim.key, coming)
+        tried = any(key == claim.key and dispatch < coming for key, dispatch in run.counted)
+        unpaid = run.unpaid(claim.cost, "retries" if tried else "calls", self._now())
+        if unpaid:
+            if former is not None:
+                former.charges[claim.key, coming] = money
+                former.counted.update({} if kind is None else {(claim.key, coming): kind})
+            return ClaimAnswer(state="over_budget", reason=f"budget: {unpaid}, spent; receipt {claim.key[:12]} is not sent")
         if receipt is None:
             receipt = self.receipts[claim.key] = Receipt(claim)
         receipt.claim, receipt.lease_id, receipt.shard, receipt.term = claim, claim.lease_id, request.shard, request.term
-        if claim.cost:
-            run.charges[claim.key, receipt.dispatch + 1] = claim.cost
-            run.charged_to[claim.key, receipt.dispatch + 1] = claim.lease_id
+        if claim.cost or run.counts:
+            run.charges[claim.key, coming] = claim.cost
+            run.charged_to[claim.key, coming] = claim.lease_id
+        if run.counts:
+            run.counted[claim.key, coming] = "retries" if tried else "calls"
         receipt.state = "queued"
         receipt.expires = self._now() + self._queued
         if request.confirm:
@@ -198,8 +218,11 @@ class MemoryReceipts:
 
     def _confirm(self, lease: LeaseRef, request: Confirm) -> ConfirmAnswer:
         receipt = self._held(lease)
-        if self._run(lease.run_id).state != "running":
-            return ConfirmAnswer(state="halted")
+        run = self._run(lease.run_id)
+        if run.state != "running":
+            return ConfirmAnswer(state="halted", reason=run.reason)
+        if run.deadline is not None and run.deadline <= self._now():
+            return ConfirmAnswer(state="halted", reason=f"budget: wall time, spent; receipt {lease.key[:12]} is not sent")
         if request.shard is not None and request.term is not None and not self._term_holds(request.shard, request.term):
             return ConfirmAnswer(state="refused")
         if receipt is None:
@@ -224,7 +247,7 @@ class MemoryReceipts:
         for key, dispatch in list(run.charges):
             ours = dispatch == lease.dispatch or (not lease.dispatch and run.charged_to.get((key, dispatch)) == lease.lease_id)
             if key == lease.key and ours and (key, dispatch) not in run.spent:
-                del run.charges[key, dispatch]
+                run.refund(key, dispatch)
         receipt = self.receipts.get(lease.key)
         if receipt is None or receipt.lease_id != lease.lease_id or receipt.state not in {"queued", "running", "outcome_unknown"}:
             return False
@@ -276,7 +299,7 @@ class MemoryReceipts:
         if failed.charged and not failed.outcome_unknown:
             self._run(receipt.claim.run_id).spent.add((failed.key, failed.dispatch))
         elif not failed.charged:
-            self._run(receipt.claim.run_id).charges.pop((failed.key, failed.dispatch), None)
+            self._run(receipt.claim.run_id).refund(failed.key, failed.dispatch)
         return StoreAnswer(state="stored")
 
     # ---- shards and runs --------------------------------------------------------------------------------------------------------------
@@ -308,7 +331,12 @@ class MemoryReceipts:
             run.state = {"stop": "stopped", "halt": "halted", "resume": "running"}[request.action]
             run.reason = request.reason
         if newer and (request.budget is not None or request.decision):
-            run.budget = request.budget
+            given = limits_of(request.budget)
+            kinds = {kind: getattr(given, kind) for kind in Limits.__struct_fields__}
+            run.limits = given if request.decision else msgspec.structs.replace(run.limits, **{k: v for k, v in kinds.items() if v is not None})
+            run.counts = run.counts or given.calls is not None or given.retries is not None
+        if newer and (request.deadline is not None or request.decision):
+            run.deadline = request.deadline
         run.decision = max(run.decision, request.decision)
         superseded = request.decision < run.decision
         return RunHalted(state=run.state, reason=run.reason, superseded=superseded)  # type: ignore[arg-type]  # one of the three

@@ -136,10 +136,19 @@ async def resumed_within(connection: Connection, run_id: str, seconds: float) ->
     return found
 
 
-async def decide(connection: Connection, run_id: str) -> int:
-    """Raise the run's decision number and answer it."""
-    number: int = await connection.fetchval(SQL["decide_run"], run_id)
-    return number
+async def decide(connection: Connection, run_id: str, wall_time: float | None) -> tuple[int, float | None]:
+    """Raise the run's decision number; answers it and when ``wall_time`` seconds are over, seconds since the epoch by the database's clock."""
+    row: Any = await connection.fetchrow(SQL["decide_run"], run_id, wall_time)
+    return row["decision"], row["deadline"]
+
+
+async def is_out_of_time(connection: Connection, run_id: str) -> bool:
+    found: bool = await connection.fetchval(SQL["run_out_of_time"], run_id)
+    return found
+
+
+async def out_of_time(database: Database) -> list[str]:
+    return [row["run_id"] for row in await database.fetch(SQL["runs_out_of_time"])]
 
 
 async def set_options(connection: Connection, run_id: str, options: RunOptions) -> None:

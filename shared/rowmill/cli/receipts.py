@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rowmill.cli.money import amount
+from rowmill.budgets import money
 from rowmill.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def settle(
     else:
         body = msgspec.Raw(_json(output or ""))
         request = SettleReceipt(
-            receipt=_name(receipt), outcome="completed", output=body, no_result=no_result, cost=None if cost is None else amount("--cost", cost)
+            receipt=_name(receipt), outcome="completed", output=body, no_result=no_result, cost=None if cost is None else money("--cost", cost)
         )
     _say_settled(receipt, _asked(lambda bus: ReceiptDesk(bus).settle(request)), "settled", as_json=as_json)
 

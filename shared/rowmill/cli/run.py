@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rowmill.cli.money import amount
+from rowmill.budgets import budget_typed
 from rowmill.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,10 @@ def run(
     out: Annotated[Path | None, typer.Option("--out", help="Where the rows go: .csv, .tsv, .jsonl or .parquet.")] = None,
     inputs: Annotated[list[str] | None, typer.Option("--input", help="name=value, or name=@FILE for a staged input; may be repeated.")] = None,
     limit: Annotated[int | None, typer.Option(min=0, help="Work the first N rows only.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Money that the run may spend at most; then it waits.")] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(help="What the run may spend at most; then it waits: 5.00, calls=1000, retries=50, wall-time=1h; may be repeated."),
+    ] = None,
     force: Annotated[str | None, typer.Option(help="Do again what is on record: tools, failed, steps or all.")] = None,
     run_id: Annotated[str | None, typer.Option("--run-id", help="Name the run; the same name again is the same run.")] = None,
     delimiter: Annotated[str | None, typer.Option(help="The CSV's delimiter, if detection is wrong.")] = None,
@@ -57,7 +60,7 @@ def run(
         project=project,
         play=found,
         given=given,
-        options={"run_id": run_id, "limit": limit, "budget": None if budget is None else amount("--budget", budget), "force": _force(force)},
+        options={"run_id": run_id, "limit": limit, "budget": budget_typed(budget or []), "force": _force(force)},
         out=out,
         flatten=flatten,
         detach=detach,

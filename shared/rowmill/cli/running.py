@@ -138,10 +138,12 @@ def _waiting(summary: RunSummary) -> str:
     """How to go on with a run that waits for a person."""
     run_id = summary.run_id
     reason = (summary.waiting_for or "").removeprefix("halted:")
+    word, _, which = reason.partition(": ")
+    kind = which.partition(",")[0].replace(" ", "-")
     then = {
-        "budget": f"raise it with `rowmill runs resume {run_id} --budget AMOUNT`",
+        "budget": f"raise it with `rowmill runs resume {run_id} --budget {'AMOUNT' if kind in {'', 'money'} else kind + '=MORE'}`",
         "payment": f"pay the provider, then `rowmill runs resume {run_id}`",
-    }.get(reason, f"`rowmill runs resume {run_id}` lets it go on")
+    }.get(word, f"`rowmill runs resume {run_id}` lets it go on")
     return (
         f"run {run_id} waits for {reason}; what it has is stored, nothing paid for is lost. To go on, {then} "
         f"while `rowmill up` runs; `rowmill runs stop {run_id}` ends it"

@@ -103,13 +103,16 @@ def pause(run_id: str) -> None:
 @app.command("resume")
 def resume(
     run_id: str,
-    budget: Annotated[str | None, typer.Option(help="Money that the run may spend from its start at most; else as before.")] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(help="What the run may spend from its start at most: 5.00, calls=1000, retries=50, wall-time=1h; what is not named stays."),
+    ] = None,
 ) -> None:
     """Let a run go on that was paused or waits for budget or payment."""
-    from rowmill.cli.money import amount  # noqa: PLC0415 - commands load what they need
+    from rowmill.budgets import budget_typed  # noqa: PLC0415 - commands load what they need
 
-    money = None if budget is None else amount("--budget", budget)
-    run = _acted(run_id, lambda job: job.resume(budget=money))
+    limits = budget_typed(budget or [])
+    run = _acted(run_id, lambda job: job.resume(budget=limits))
     if run.state in _OVER:
         raise UsageError(f"run {run_id} is over: {run.state}")
     print(f"run {run_id} goes on; `rowmill runs get {run_id}` shows how it stands")

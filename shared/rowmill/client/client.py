@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from rowmill.budgets import BudgetLike, budget_of
 from rowmill.client.jobs import Event, Job
 from rowmill.client.staging import Staged, stage
 from rowmill.encoding.values import encode_value
@@ -58,7 +58,7 @@ class Client:
         input: dict[str, Any] | None = None,  # noqa: A002 - the word that authors know
         run_id: str | None = None,
         limit: int | None = None,
-        budget: Decimal | str | None = None,
+        budget: BudgetLike | None = None,
         force: Force | None = None,
         mode: Mode | None = None,
         concurrency: int | None = None,
@@ -70,6 +70,7 @@ class Client:
 
         ``fields`` and ``input`` fill the play's input; a field of type ``Rows`` takes a list, an iterator, a frame, an Arrow stream, a path, or an
         opened `Source`. A field named like an option goes into ``input``. Starting again with the same ``run_id`` is the same run.
+        ``budget``: money, or a mapping with limits of money, calls, retries and wall_time, of which the first that is spent lets the run wait.
 
         Raises:
             UsageError: a field is unknown or not storable. InputError: a source is unusable; nothing was started then.
@@ -92,7 +93,7 @@ class Client:
                 mode=mode,
                 concurrency=concurrency,
                 limit=limit,
-                budget=None if budget is None else Decimal(budget),
+                budget=budget_of(budget),
             ),
             org=org,
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from rowmill.budgets import BudgetLike, budget_of
 from rowmill.client.reading import SheetReader
 from rowmill.encoding.values import decode_value
 from rowmill.errors import RunFailed
@@ -107,9 +108,12 @@ class Job:
         """Let the run wait until it is resumed: what is in flight is recorded, nothing new is sent. Answers how it stands; None: no such run."""
         return (await self._bus.ask(PauseRun(run_id=self.run_id), ADMISSION_ASKS, RunShown)).run
 
-    async def resume(self, *, budget: Decimal | None = None) -> RunSummary | None:
-        """Let a paused or halted run go on, with another budget if one is given. Answers how it stands; None: no such run."""
-        return (await self._bus.ask(ResumeRun(run_id=self.run_id, budget=budget), ADMISSION_ASKS, RunShown)).run
+    async def resume(self, *, budget: BudgetLike | None = None) -> RunSummary | None:
+        """Let a paused or halted run go on, with another budget of each kind that is given. Answers how it stands; None: no such run.
+
+        Raises `UsageError` for what is no budget.
+        """
+        return (await self._bus.ask(ResumeRun(run_id=self.run_id, budget=budget_of(budget)), ADMISSION_ASKS, RunShown)).run
 
     async def wait(self, *, standing: bool = False) -> RunSummary:
         """Return when the run is over; with ``standing`` also when it waits for a person (`waits_for_a_person`)."""
@@ -173,7 +177,7 @@ def _as_event(summary: RunSummary) -> RunEvent:
 def waits_for_a_person(summary: RunSummary) -> bool:
     """Whether the run goes on only when somebody resumes it: it was paused, its budget is spent, or a provider wants to be paid."""
     waiting_for = summary.waiting_for or ""
-    return summary.state == "waiting" and (waiting_for in PERSON or waiting_for.startswith("halted:"))
+    return summary.state == "waiting" and (waiting_for.partition(":")[0] in PERSON)
 
 
 async def _within(seconds: float, news: asyncio.Event) -> bool:

@@ -14,7 +14,7 @@ from rowmill_admission.settings import AdmissionSettings
 
 @pytest.fixture
 def settings(broker_url: str, database_url: str) -> AdmissionSettings:
-    return AdmissionSettings(broker_url=broker_url, database_url=database_url, time_scale=0.05)
+    return AdmissionSettings(broker_url=broker_url, database_url=database_url, time_scale=0.05, halt_grace=60.0)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from decimal import Decimal
 
@@ -10,7 +11,7 @@ import pytest
 from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, rows, settled
 
 from rowmill_contracts.rows import RowTasks, SettledRow
-from rowmill_contracts.runs import ParkedRow, PauseRun, ResumeRun, RowsParked, RunOptions, RunShown, RunStop
+from rowmill_contracts.runs import Limits, ParkedRow, PauseRun, ResumeRun, RowsParked, RunOptions, RunShown, RunStop
 from rowmill_contracts.topology import ADMISSION_ASKS, ADMISSION_PARKED, RUNS_STOP
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("admission")]
@@ -234,6 +235,58 @@ async def test_decisions_on_a_run_are_numbered_in_their_order_and_each_is_whole(
     three, five = Decimal(3), Decimal(5)
     assert list(told) == [1, 2, 3, 4, 5, 6, 7]
     assert list(told.values()) == [*[("resume", three), ("halt", three)] * 2, ("resume", three), ("resume", five), ("stop", five)]
+
+
+async def test_a_resumption_raises_the_kinds_of_budget_that_it_names(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = parking_first(neighbours, None, halted=True)
+    await neighbours.start(run_id, rows=rows(5), options=RunOptions(budget=Limits(money=Decimal(3), calls=2)))
+    await waiting_for(neighbours, run_id, "budget")
+    await neighbours.bus.ask(ResumeRun(run_id=run_id, budget=Limits(calls=9, retries=4)), ADMISSION_ASKS, RunShown)
+    await neighbours.until(lambda: neighbours.ended(run_id))
+
+    budgets = [halt.budget for halt in neighbours.halts if halt.run_id == run_id]
+    before, after = Limits(money=Decimal(3), calls=2), Limits(money=Decimal(3), calls=9, retries=4)
+    assert budgets == [before, before, after]
+
+
+async def test_time_in_which_a_run_waits_for_a_person_is_not_counted_to_its_wall_time(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = lambda _tasks: []
+    await neighbours.start(run_id, rows=rows(5), options=RunOptions(budget=Limits(wall_time=3600)))
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 5)
+    await neighbours.bus.ask(PauseRun(run_id=run_id), ADMISSION_ASKS, RunShown)
+    paused_at = time.time()
+    await asyncio.sleep(0.3)
+    waited = time.time() - paused_at
+    await neighbours.bus.ask(ResumeRun(run_id=run_id), ADMISSION_ASKS, RunShown)
+    await neighbours.bus.ask(ResumeRun(run_id=run_id, budget=Limits(wall_time=7200)), ADMISSION_ASKS, RunShown)
+
+    deadlines = [halt.deadline or 0 for halt in neighbours.halts if halt.run_id == run_id]
+    run = await neighbours.get(run_id)
+    assert run is not None
+    assert deadlines[0] == pytest.approx(run.created_at + 3600)
+    assert deadlines[2] - deadlines[0] >= waited
+    assert deadlines[3] == pytest.approx(deadlines[2] + 3600)
+    for tasks in [tasks for tasks in neighbours.tasks if tasks.run_id == run_id]:
+        await neighbours.settle(tasks, [settled(row, "completed") for row in tasks.rows])
+    await neighbours.until(lambda: neighbours.ended(run_id))
+
+
+async def test_a_run_whose_wall_time_is_over_waits_though_it_calls_nothing(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = lambda _tasks: []
+    await neighbours.start(run_id, rows=rows(5), options=RunOptions(budget=Limits(wall_time=0.2)))
+    await waiting_for(neighbours, run_id, "budget: wall time, 0.2 s are over")
+
+    await neighbours.bus.ask(ResumeRun(run_id=run_id, budget=Limits(wall_time=3600)), ADMISSION_ASKS, RunShown)
+    neighbours.work = lambda tasks: [settled(row, "completed") for row in tasks.rows]
+    for tasks in [tasks for tasks in neighbours.tasks if tasks.run_id == run_id]:
+        await neighbours.settle(tasks, neighbours.work(tasks))
+    await neighbours.until(lambda: neighbours.ended(run_id))
+    run = await neighbours.get(run_id)
+    assert run is not None
+    assert run.state == "completed"
 
 
 async def test_what_is_over_is_not_resumed_nor_paused(neighbours: Neighbours) -> None:

@@ -41,6 +41,7 @@ from rowmill_contracts.receipts import (
     ShardsLeased,
     StoreAnswer,
 )
+from rowmill_contracts.runs import Limits
 from rowmill_contracts.tools import ToolFailure
 from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
 from rowmill_receipt_store.app import App
@@ -232,6 +233,41 @@ async def test_a_stopped_run_neither_claims_nor_confirms_and_stays_stopped(store
     assert (await store.claim(secrets.token_hex(32))).state == "halted"
     assert await store.halt("resume") == "stopped"
     assert (await store.claim(key, "lease-2", run_id=f"{store.run}-other")).state == "granted"
+
+
+async def test_calls_retries_and_wall_time_have_budgets_too(store: Asker, key: str) -> None:
+    await store.ask(HaltRun(run_id=store.run, action="resume", budget=Limits(calls=1, retries=1), decision=1), RunHalted)
+    await store.claim(key, confirm=True)
+    over = await store.claim(secrets.token_hex(32))
+    assert (over.state, over.reason.partition(",")[0]) == ("over_budget", "budget: calls")
+    await store.fail(key, 1, final=False)
+    assert (await store.claim(key, "lease-2", confirm=True)).dispatch == 2
+    await store.fail(key, 2, "lease-2", final=False)
+    spent = await store.claim(key, "lease-3", confirm=True)
+    assert (spent.state, spent.reason.partition(",")[0]) == ("over_budget", "budget: retries")
+    assert key[:12] in spent.reason
+    late = Limits(wall_time=1)
+    await store.ask(HaltRun(run_id=store.run, action="resume", budget=late, deadline=store.now - 1, decision=2), RunHalted)
+    over = await store.claim(key, "lease-3", confirm=True)
+    assert (over.state, over.reason.partition(",")[0]) == ("over_budget", "budget: wall time")
+    await store.ask(HaltRun(run_id=store.run, action="resume", decision=3), RunHalted)
+    assert (await store.claim(key, "lease-3", confirm=True)).state == "granted"
+
+
+async def test_a_halted_run_is_told_why(store: Asker, key: str) -> None:
+    await store.claim(key)
+    await store.ask(HaltRun(run_id=store.run, action="halt", reason="budget: calls", decision=1), RunHalted)
+    assert (await store.claim(secrets.token_hex(32))).reason == "budget: calls"
+    assert (await store.confirm(key)).reason == "budget: calls"
+
+
+async def test_who_heard_no_dispatch_number_gives_back_what_was_confirmed(store: Asker, key: str) -> None:
+    await store.halt("resume", budget="0.01")
+    await store.claim(key, effect="non_idempotent", cost=Decimal("0.01"))
+    await store.confirm(key)
+    assert await store.release(key, 0) == 1
+    assert await store.release(key, 0) == 0
+    assert (await store.claim(key, "lease-2", effect="non_idempotent", cost=Decimal("0.01"))).state == "granted"
 
 
 async def test_a_late_copy_of_an_older_decision_changes_nothing(store: Asker, key: str) -> None:

@@ -105,6 +105,12 @@ class Books:
         row = await self._database.fetchrow("SELECT charged FROM runs WHERE run_id = $1", run)
         return None if row is None else row[0]
 
+    async def counted(self, run: str) -> tuple[int, int]:
+        """Calls and retries that stand on the run's account."""
+        row = await self._database.fetchrow("SELECT calls, retries FROM runs WHERE run_id = $1", run)
+        assert row is not None
+        return row["calls"], row["retries"]
+
     async def reason(self, run: str) -> str:
         """Why the run stands as it does."""
         row = await self._database.fetchrow("SELECT reason FROM runs WHERE run_id = $1", run)
@@ -116,10 +122,10 @@ class Books:
         return [tuple(row) for row in await self._database.fetch(sql, run)]
 
     async def balanced(self, run: str) -> bool:
-        """The account is the sum of the charges."""
-        sql = "SELECT coalesce(sum(coalesce(spent, reserved)), 0) FROM charges WHERE run_id = $1"
+        """The account is the sum of the charges, of each kind."""
+        sql = "SELECT coalesce(sum(coalesce(spent, reserved)), 0), coalesce(sum(calls), 0), coalesce(sum(retries), 0) FROM charges WHERE run_id = $1"
         row = await self._database.fetchrow(sql, run)
-        return row is not None and row[0] == await self.charged(run)
+        return row is not None and tuple(row) == (await self.charged(run), *await self.counted(run))
 
     async def state(self, key: bytes) -> str:
         row = await self._database.fetchrow("SELECT state FROM receipts WHERE key = $1", key)

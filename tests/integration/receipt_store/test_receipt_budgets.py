@@ -217,6 +217,24 @@ async def test_an_actual_cost_above_its_bound_is_booked_and_halts_the_run(ann: C
     assert await books.balanced(ann.run)
 
 
+async def test_an_actual_cost_above_its_reservation_halts_within_the_budget_too_but_once(ann: Caller, books: Books) -> None:
+    """The promise that the budget holds rests on reservations. Who resumes has been told; from then on only the budget itself halts."""
+    await ann.halt("resume", budget="0.20")
+    keys = new_keys(4)
+    await ann.claims(keys, cost=CENT, confirm=True)
+    await ann.complete(keys[0], cost="0.02")
+
+    assert await books.reason(ann.run) == f"budget: money, receipt {keys[0].hex()[:12]} cost 0.02, more than the 0.01 reserved for it"
+    halted = await ann.claim(new_key())
+    assert (halted.state, halted.reason) == ("halted", await books.reason(ann.run))
+    await ann.halt("resume")
+    await ann.complete(keys[1], cost="0.02")
+    assert (await ann.claim(new_key())).state == "granted"
+    await ann.complete(keys[2], cost="0.17")
+    assert keys[2].hex()[:12] in (await ann.claim(new_key())).reason
+    assert await books.balanced(ann.run)
+
+
 async def test_a_late_cost_above_its_bound_halts_too(ann: Caller, bob: Caller, key: bytes, books: Books, store: Store) -> None:
     await ann.halt("resume", budget="0.05")
     await ann.claim(key, cost=CENT, confirm=True)

@@ -10,50 +10,87 @@ from rowmill.errors import MalformedMessage
 from rowmill_contracts.receipts import Claim, ClaimReceipts, Complete, Completion, Confirm, Fail, FailedCall, LeaseRef, Renew
 from rowmill_contracts.tools import ToolFailure
 from rowmill_receipt_store import requests
-from rowmill_receipt_store.charges import Allowances, Former, former_charge, net_cost, running_totals
+from rowmill_receipt_store.charges import (
+    UNLIMITED,
+    Account,
+    Allowances,
+    Former,
+    Kind,
+    Spend,
+    former_charge,
+    net_spend,
+    running_totals,
+    spent_reason,
+)
 from rowmill_receipt_store.freshness import serves
 from rowmill_receipt_store.outputs import rejection
 from rowmill_receipt_store.shards import NO_TERM, spending_term, term_holds
 
 CENT = Decimal("0.01")
+ONE = Spend(CENT, calls=1)
 KEY = "ab" * 32
 
 
 def test_an_unsent_reservation_is_refunded_and_a_sent_one_stays() -> None:
-    def fate(state: str, run_id: str = "other", cost: Decimal = CENT) -> Former | None:
-        return former_charge(state=state, run_id=run_id, dispatch=2, reserved=CENT, by_run="run", cost=cost)
+    def fate(state: str, run_id: str = "other") -> Former | None:
+        return former_charge(state=state, run_id=run_id, dispatch=2, held=ONE, by_run="run")
 
-    assert fate("queued") == Former("other", 3, "refund", CENT)
-    assert fate("queued", "run") == Former("run", 3, "replace", CENT)
-    assert fate("queued", "run", Decimal(0)) == Former("run", 3, "refund", CENT)
-    assert fate("running") == Former("other", 2, "unknown", CENT)
+    assert fate("queued") == Former("other", 3, "refund", ONE)
+    assert fate("queued", "run") == Former("run", 3, "replace", ONE)
+    assert fate("running") == Former("other", 2, "unknown", ONE)
     assert fate("released") is fate("completed") is fate("failed") is None
 
 
-def test_what_cost_nothing_leaves_no_charge() -> None:
-    assert former_charge(state="queued", run_id="other", dispatch=0, reserved=Decimal(0), by_run="run", cost=CENT) is None
+def test_what_was_charged_nothing_leaves_no_charge() -> None:
+    assert former_charge(state="queued", run_id="other", dispatch=0, held=Spend(), by_run="run") is None
+    assert former_charge(state="queued", run_id="other", dispatch=0, held=Spend(retries=1), by_run="run") is not None
 
 
 def test_a_run_that_claims_its_own_expired_reservation_again_pays_once() -> None:
-    assert net_cost("run", CENT, Former("run", 1, "replace", CENT)) == 0
-    assert net_cost("run", CENT, Former("other", 1, "refund", CENT)) == CENT
-    assert net_cost("run", CENT, Former("run", 1, "unknown", CENT)) == CENT
-    assert net_cost("run", CENT, None) == CENT
+    assert not net_spend("run", ONE, Former("run", 1, "replace", ONE))
+    assert net_spend("run", Spend(), Former("run", 1, "replace", ONE)) == Spend(-CENT, -1)
+    assert net_spend("run", ONE, Former("other", 1, "refund", ONE)) == ONE
+    assert net_spend("run", ONE, Former("run", 1, "unknown", ONE)) == ONE
+    assert net_spend("run", ONE, None) == ONE
 
 
 def test_budgets_serve_in_order_and_what_does_not_fit_leaves_the_rest() -> None:
     left = Allowances()
-    left.know("run", Decimal("0.05"))
-    left.know("run", Decimal(100))
-    left.know("free", None)
+    left.know("run", Account(money=CENT * 9, money_left=CENT * 5))
+    left.know("run", Account(money=Decimal(100), money_left=Decimal(100)))
+    left.know("free", UNLIMITED)
 
-    costs = [Decimal(n) * CENT for n in (3, 4, 2, 1, 0)]
-    assert [left.take("run", cost, cost) for cost in costs] == [True, False, True, False, True]
-    assert left.take("free", Decimal(10), Decimal(10))
+    costs = [Spend(Decimal(n) * CENT) for n in (3, 4, 2, 1, 0)]
+    assert [left.take("run", cost, cost) for cost in costs] == [None, "money", None, "money", None]
+    assert left.take("free", Spend(Decimal(10), 9, 9), Spend(Decimal(10), 9, 9)) is None
+
+
+def test_each_kind_of_budget_is_named_where_it_does_not_pay() -> None:
+    left = Allowances()
+    left.know("run", Account(money=CENT, money_left=CENT, calls=2, calls_left=2, retries=1, retries_left=1))
+    left.know("late", Account(wall_time=60.0, late=True))
+    call, again = Spend(calls=1), Spend(retries=1)
+
+    assert [left.take("run", spend, spend) for spend in (call, again, again, call, call)] == [None, None, "retries", None, "calls"]
+    assert left.take("run", ONE, ONE) == "calls"
+    assert left.take("run", Spend(CENT, retries=1), Spend(CENT)) is None, "a claim that replaces its run's own reservation adds nothing"
+    assert left.take("late", Spend(), Spend()) == "wall_time"
+
+
+def test_the_reason_names_the_budget_and_the_receipt() -> None:
+    account = Account(money=5 * CENT, money_left=CENT, calls=7, calls_left=0, retries=3, retries_left=0, wall_time=90.0, late=True)
+    kinds: list[Kind] = ["money", "calls", "retries", "wall_time"]
+    assert [spent_reason(kind, account, Spend(2 * CENT), "abc123") for kind in kinds] == [
+        "budget: money, 0.01 of 0.05 is left and receipt abc123 may cost 0.02",
+        "budget: calls, all 7 are made and receipt abc123 would be one more",
+        "budget: retries, all 3 are made and receipt abc123 would be tried again",
+        "budget: wall time, 90 s are over and receipt abc123 is not sent",
+    ]
 
 
 def test_running_totals_are_kept_by_run() -> None:
-    assert running_totals([("a", CENT), ("b", 2 * CENT), ("a", CENT), ("b", Decimal(0))]) == [CENT, 2 * CENT, 2 * CENT, 2 * CENT]
+    nets = [("a", ONE), ("b", Spend(2 * CENT, retries=1)), ("a", ONE), ("b", Spend())]
+    assert running_totals(nets) == [ONE, Spend(2 * CENT, 0, 1), Spend(2 * CENT, 2), Spend(2 * CENT, 0, 1)]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from rowmill_contracts.receipts import Claim, ClaimAnswer, ClaimReceipts
 from rowmill_contracts.tools import ToolFailure
-from rowmill_receipt_store.charges import Former
+from rowmill_receipt_store.charges import Account, Former, Spend
 from rowmill_receipt_store.leases import (
     Again,
     Doubt,
@@ -49,7 +49,7 @@ def receipt(state: str, **changes: Any) -> Receipt:
         "run_id": "other-run",
         "tool": "hunter.find",
         "effect": "read",
-        "reserved": Decimal(0),
+        "held": Spend(),
         "took_over": False,
         "over": False,
         "remaining": 8.0,
@@ -69,7 +69,16 @@ def decide(claim: Wanted, found: Receipt | None, **facts: Any) -> ClaimAnswer | 
 def test_a_key_never_claimed_is_granted() -> None:
     decision = decide(wanted(cost=Decimal("0.01")), None)
 
-    assert decision == Grant(wanted(cost=Decimal("0.01")), 0, 0, took_over=False, former=None, net=Decimal("0.01"))
+    spend = Spend(Decimal("0.01"), calls=1)
+    assert decision == Grant(wanted(cost=Decimal("0.01")), 0, 0, took_over=False, former=None, spend=spend, net=spend)
+
+
+def test_another_dispatch_of_a_call_that_its_run_has_tried_is_a_retry() -> None:
+    first, again = decide(wanted(), receipt("released")), decide(wanted(), receipt("released"), tried=True)
+
+    assert isinstance(first, Grant)
+    assert isinstance(again, Grant)
+    assert (first.spend, again.spend) == (Spend(calls=1), Spend(retries=1))
 
 
 def test_a_live_lease_is_never_stolen_not_even_by_force() -> None:
@@ -123,11 +132,11 @@ def test_the_same_lease_is_the_same_claim() -> None:
 
 
 def test_the_same_claim_asked_with_confirmation_is_confirmed() -> None:
-    decision = decide(wanted(confirm=True, cost=Decimal(2)), receipt("queued", lease_id="ours", run_id="run", reserved=Decimal(2)))
+    decision = decide(wanted(confirm=True, cost=Decimal(2)), receipt("queued", lease_id="ours", run_id="run", held=Spend(Decimal(2), 1)))
 
     assert isinstance(decision, Grant)
-    assert decision.net == 0
-    assert decision.former == Former("run", 3, "replace", Decimal(2))
+    assert not decision.net
+    assert decision.former == Former("run", 3, "replace", Spend(Decimal(2), 1))
 
 
 @pytest.mark.parametrize("state", ["released", "failed", "completed"])
@@ -183,7 +192,9 @@ def test_a_failure_answers_its_run_even_by_force() -> None:
 
 def test_a_stopped_or_halted_run_is_told_so_whatever_is_stored() -> None:
     for state in ("halted", "stopped"):
-        assert decide(wanted(), receipt("completed", output=output(900.0)), run_state=state) == ClaimAnswer(state="halted")
+        assert decide(wanted(), receipt("completed", output=output(900.0)), run_state=state, run_reason="pause") == ClaimAnswer(
+            state="halted", reason="pause"
+        )
 
 
 @pytest.mark.parametrize(
@@ -220,6 +231,7 @@ def test_why_a_lease_was_not_confirmed() -> None:
     assert why_unconfirmed("mine", 4, ours) == "lost"
     assert why_unconfirmed("ours", 4, msgspec.structs.replace(ours, receipt=receipt("released", lease_id="ours"))) == "lost"
     assert why_unconfirmed("ours", 4, msgspec.structs.replace(ours, run_state="stopped")) == "halted"
+    assert why_unconfirmed("ours", 4, msgspec.structs.replace(ours, account=Account(wall_time=1.0, late=True))) == "halted"
     assert why_unconfirmed("ours", None, Found()) == "lost"
 
 

@@ -1,0 +1,71 @@
+"""Budgets as people write them, in code and as options of commands, and as messages carry them."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+
+from rowmill.budgets import budget_of, budget_typed
+from rowmill.errors import UsageError
+from rowmill_contracts.runs import Limits, RunOptions, RunStart, limits_of
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, None),
+        (Decimal("5.00"), Decimal("5.00")),
+        ("5", Decimal(5)),
+        ({"money": "5.00"}, Decimal("5.00")),
+        ({"calls": 100}, Limits(calls=100)),
+        (
+            {"money": Decimal(1), "calls": 3, "retries": 0, "wall_time": "1h30m"},
+            Limits(money=Decimal(1), calls=3, retries=0, wall_time=5400.0),
+        ),
+        ({"wall_time": 60, "calls": None}, Limits(wall_time=60.0)),
+        (Limits(calls=1), Limits(calls=1)),
+    ],
+)
+def test_a_budget_is_money_or_limits_by_kind(given: Any, expected: Any) -> None:
+    assert budget_of(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("much", "much"),
+        (Decimal(-1), "-1"),
+        (Decimal("NaN"), "NaN"),
+        ({"call": 3}, "'call'"),
+        ({"calls": -1}, "calls"),
+        ({"calls": 1.5}, "1.5"),
+        ({"retries": "few"}, "retries"),
+        ({"wall_time": "soon"}, "wall time"),
+    ],
+)
+def test_what_is_no_budget_is_refused_by_name(given: Any, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        budget_of(given)
+
+
+def test_options_say_money_or_a_kind_each() -> None:
+    assert budget_typed([]) is None
+    assert budget_typed(["5.00"]) == Decimal("5.00")
+    assert budget_typed(["5.00", "calls=10", "wall-time=2m"]) == Limits(money=Decimal("5.00"), calls=10, wall_time=120.0)
+    for words, named in ((["5", "money=6"], "twice"), (["rows=3"], "rows=3"), (["calls=x"], "calls")):
+        with pytest.raises(UsageError, match=named):
+            budget_typed(words)
+
+
+def test_messages_carry_either_form_and_no_kind_that_nobody_would_keep() -> None:
+    for budget in (Decimal("0.50"), Limits(calls=3, wall_time=60.0)):
+        start = RunStart(play="leads", options=RunOptions(budget=budget))
+        assert msgspec.json.decode(msgspec.json.encode(start), type=RunStart).options.budget == budget
+    by_hand = msgspec.json.decode(b'{"play": "leads", "options": {"budget": {"money": "0.5", "calls": 3}}}', type=RunStart)
+    assert limits_of(by_hand.options.budget) == Limits(money=Decimal("0.5"), calls=3)
+    assert limits_of(msgspec.json.decode(b'{"play": "leads", "options": {"budget": 5.5}}', type=RunStart).options.budget).money == Decimal("5.5")
+    with pytest.raises(msgspec.ValidationError, match="cals"):
+        msgspec.json.decode(b'{"play": "leads", "options": {"budget": {"cals": 3}}}', type=RunStart)
