@@ -61,7 +61,7 @@ class Bench:
         rows = self.given.rows or 5_000
         for size in [rows, 20_000] if self.given.full else [rows]:
             label = f"W1 {size} rows, {latency_ms:g} ms"
-            names = ("plain aiohttp", "aiohttp, results thrown away", "bare aio-pika")
+            names = ("plain aiohttp", "aiohttp on uvloop, results thrown away", "bare aio-pika")
             samples: list[Sample] = []
             peers: dict[str, list[float]] = {name: [] for name in names}
             self.rig.provider.control(latency_ms=latency_ms)
