@@ -52,7 +52,7 @@ class Claims:
         self._clock = clock
         self._lease_ids = lease_ids
         self._longest_poll = longest_poll
-        self._doubtful: dict[str, str] = {}
+        self._doubtful: dict[str, tuple[float, Flight, LeaseRef]] = {}
 
     def look(self, flight: Flight) -> None:
         flight.stage = Stage.LOOKING
@@ -103,7 +103,8 @@ class Claims:
             )
             return
         flight.stage = Stage.CLAIMING
-        flight.lease_id = self._doubtful.pop(flight.key, "") or self._lease_ids()
+        _, _, flight.doubt = self._doubtful.pop(flight.key, (0.0, flight, None))
+        flight.lease_id = self._lease_ids() if flight.doubt is None else flight.doubt.lease_id
         flight.lane.claimed += flight.tool.weight
         flight.group.coming += 1
         flight.term = self._shards.term(flight.lane.shard)
@@ -119,6 +120,9 @@ class Claims:
                 call.late = True
             self._flow.resume(flight)
             return
+        doubt, flight.doubt = flight.doubt, None
+        if doubt is not None and answer.state != "granted":
+            self._nothing_sent(flight, doubt)
         match answer.state:
             case "granted":
                 flight.dispatch, flight.leased_at = answer.dispatch, self._clock.monotonic()
@@ -135,9 +139,9 @@ class Claims:
             case "unknown":
                 self._hand.unknown(flight, answer.failure)
             case "halted":
-                self._hand.halted(flight, "halted")
+                self._hand.halted(flight, answer.reason or "halted")
             case "over_budget":
-                self._hand.halted(flight, "budget")
+                self._hand.halted(flight, answer.reason or "budget")
             case "held" if not any(call.late for call in flight.calls):
                 self._flow.pause(flight, min(max(answer.wait_ms / 1000, SHORTEST_POLL), self._longest_poll))
             case "refused":
@@ -150,13 +154,34 @@ class Claims:
         """The lease may be ours: should the key be claimed again, the same id finds it, where another would have to wait for its end."""
         if len(self._doubtful) >= DOUBTFUL_LEASES:
             del self._doubtful[next(iter(self._doubtful))]
-        self._doubtful[flight.key] = flight.lease_id
+        self._doubtful[flight.key] = (self._clock.monotonic(), flight, flight.doubt or _forgotten(flight))
+        flight.doubt = None
         flight.forget_lease()
+
+    def give_up_doubts(self, age: float) -> None:
+        """Give claims back that were not answered ``age`` seconds ago, and that nobody has asked for again since."""
+        limit = self._clock.monotonic() - age
+        while self._doubtful and (oldest := next(iter(self._doubtful.items())))[1][0] <= limit:
+            key, (_, flight, lease) = oldest
+            del self._doubtful[key]
+            self._nothing_sent(flight, lease)
+
+    def _nothing_sent(self, flight: Flight, lease: LeaseRef) -> None:
+        self._receipts.release(lease, flight, lambda _: None)
 
     def release(self, flight: Flight) -> None:
         """Give the lease back, unsent, before anyone is told to wait."""
         if flight.stage is not Stage.OVER:
             flight.stage = Stage.RELEASING
-        lease = LeaseRef(key=flight.key, lease_id=flight.lease_id, run_id=flight.payer_run, dispatch=flight.dispatch)
-        flight.forget_lease()
-        self._receipts.release(lease, flight, self._flow.resume)
+        self._receipts.release(_forgotten(flight), flight, self._flow.resume)
+
+    def give_back(self, flight: Flight) -> None:
+        """Give the lease back, unsent; what becomes of the flight does not wait for that."""
+        self._nothing_sent(flight, _forgotten(flight))
+
+
+def _forgotten(flight: Flight) -> LeaseRef:
+    """The flight's lease, which it knows no more. Without a dispatch number nothing was sent under it: `Sender` sends under one alone."""
+    lease = LeaseRef(key=flight.key, lease_id=flight.lease_id, run_id=flight.payer_run, dispatch=flight.dispatch)
+    flight.forget_lease()
+    return lease

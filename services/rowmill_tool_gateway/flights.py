@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from rowmill_contracts.receipts import LeaseRef
 from rowmill_contracts.tools import CallItem
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ class Flight:
     """The term of its shard under which its lease was asked for."""
     lost: bool = False
     """Its lease was found to be another's by now."""
+    doubt: LeaseRef | None = None
+    """The lease as it was asked for before, without an answer, where it is asked for again."""
     leased_at: float = 0.0
     """When its lease was taken or last renewed, by the monotonic clock."""
     payer_run: str = ""

@@ -116,14 +116,18 @@ class Sender:
             term = None
         sent: list[Flight] = []
         for flight in flights:
-            if term is not None and flight.term == term and not flight.lost:
+            if term is not None and flight.term == term and flight.dispatch and not flight.lost:
                 sent.append(flight)
             else:
                 self._claims.release(flight)
         return sent
 
     async def _confirm(self, lane: Lane, flights: list[Flight]) -> list[Flight]:
-        """Those whose lease is confirmed. An unanswered confirm is asked again: it may have been carried out, and then the same one answers."""
+        """Those whose lease is confirmed. An unanswered confirm is asked again: it may have been carried out, and then the same one answers.
+
+        Where it does not, because the shard, the run or the lease has changed hands meanwhile, the lease goes back all the same: the store may hold
+        it for running, or its outcome for unknown, though nothing was sent.
+        """
         leases = [LeaseRef(key=flight.key, lease_id=flight.lease_id, run_id=flight.payer_run) for flight in flights]
         batch_id = self._lease_ids()
         failures, term = 0, self._shards.term(lane.shard)
@@ -138,19 +142,20 @@ class Sender:
                     flight.dispatch, flight.leased_at, flight.term = answer.dispatch, self._clock.monotonic(), term
                     confirmed.append(flight)
                 case "halted":
-                    self._hand.halted(flight, "halted")
+                    self._claims.give_back(flight)
+                    self._hand.halted(flight, answer.reason or "halted")
                 case "refused":
                     self._shards.refused(lane.shard)
                     self._claims.release(flight)
                 case _:
-                    flight.forget_lease()
-                    self._flow.resume(flight)
+                    self._claims.release(flight)
         return confirmed
 
     # ---- keeping leases ---------------------------------------------------------------------------------------------------------------
 
     async def renew(self) -> None:
-        """Renew the leases of calls in hand that are a third of their life old (SPEC 3.3)."""
+        """Renew the leases of calls in hand that are a third of their life old (SPEC 3.3). Unanswered claims of a whole life ago are given back."""
+        self._claims.give_up_doubts(3 * self._settings.receipt_renewal)
         now = self._clock.monotonic()
         due = [
             flight
@@ -173,7 +178,6 @@ class Sender:
         """The lease is another's. What is not written yet must not be; a result of what was serves its row, and overwrites nothing."""
         if flight.stage is Stage.READY:
             self._flow.unready(flight)
-            flight.forget_lease()
-            self._flow.resume(flight)
+            self._claims.release(flight)
         else:
             flight.lost = True

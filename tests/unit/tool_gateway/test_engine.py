@@ -267,7 +267,11 @@ async def test_a_spent_budget_halts(rig: Rig) -> None:
     rig.store.answer(HaltRun(run_id="run-1", action="resume", budget=Decimal("0.02")))
     find = find_tool()
     outcomes = await rig.ask([rig.item(find, {"domain": f"d{n}.example"}) for n in range(3)])
-    assert sorted((outcome.outcome, outcome.reason) for outcome in outcomes) == [("completed", ""), ("completed", ""), ("halted", "budget")]
+    assert sorted((outcome.outcome, outcome.reason.partition(",")[0]) for outcome in outcomes) == [
+        ("completed", ""),
+        ("completed", ""),
+        ("halted", "budget: money"),
+    ]
 
 
 async def test_an_unknown_tool_fails_and_names_the_known_ones(rig: Rig) -> None:

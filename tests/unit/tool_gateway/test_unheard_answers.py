@@ -1,0 +1,112 @@
+"""Answers of the receipt-store that are lost between a claim and the sending: what was not sent is neither charged nor of unknown outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+
+import msgspec
+import pytest
+from tests.unit.tool_gateway.conftest import Rig, answering, in_turn
+from tests.unit.tool_gateway.test_engine import find_tool, lost
+
+from rowmill import registry
+from rowmill_contracts.envelope import Message
+from rowmill_contracts.receipts import Claim, ClaimReceipts, Confirm, HaltRun, ReceiptsClaimed, Release
+from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse
+
+
+class Rival:
+    """Another run's claim of a call that a first run's gateway had confirmed, under an answer that was lost."""
+
+    def __init__(self, rig: Rig, effect: str) -> None:
+        self.rig = rig
+        self.effect = effect
+        self.item = rig.item(find_tool(effect=effect), {"domain": "a.example"})
+
+    async def confirmed_unheard(self, silent: type[Message]) -> None:
+        self.rig.store.answer(HaltRun(run_id="run-1", action="resume", budget=Decimal(1)))
+        self.rig.bus.silent = {silent}
+        self.rig.hand_in([self.item])
+        while (receipt := self.rig.store.receipts.get(self.item.receipt_key)) is None or receipt.state != "running":
+            await asyncio.sleep(0.001)
+        self.receipt = receipt
+
+    def claims(self, *, after: str) -> str:
+        """What the rival is answered ``after`` that."""
+        store, now = self.rig.store, self.rig.clock.now()
+        shard = store.shards[self.receipt.shard or 0]
+        match after:
+            case "the shard lapsed":
+                shard.ended_term, shard.term, shard.holder, shard.expires = shard.term, shard.term + 1, "another", now + 100
+            case "the run was halted":
+                store.answer(HaltRun(run_id="run-1", action="halt", reason="pause"))
+        self.receipt.expires = 0.0
+        claim = Claim(key=self.item.receipt_key, lease_id="rival", run_id="run-2", tool=self.item.tool, effect=self.effect, started_at=now)  # type: ignore[arg-type]
+        answer = store.answer(ClaimReceipts(holder="another", claims=[claim], confirm=True))
+        assert isinstance(answer, ReceiptsClaimed)
+        return answer.answers[0].state
+
+    async def released(self) -> None:
+        self.rig.bus.silent = set()
+        async with asyncio.timeout(20):
+            while not any(isinstance(request, Release) for request in self.rig.bus.asked):
+                await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("after", ["the shard lapsed", "the run was halted", "its lease was over"])
+async def test_a_confirm_whose_answer_is_lost_blocks_and_charges_nothing_where_nothing_was_sent(rig: Rig, after: str) -> None:
+    rival = Rival(rig, "non_idempotent")
+    await rival.confirmed_unheard(Confirm)
+    assert rival.claims(after=after) == "unknown"
+    assert rig.store.runs["run-1"].charged() > 0
+
+    await rival.released()
+
+    if after == "its lease was over":  # nothing else stands against the call, so it is made, and paid for once
+        assert (await rig.bus.outcome(rival.item.call_id)).outcome == "completed"
+        assert (len(rig.port.requests), rig.store.runs["run-1"].charged()) == (1, Decimal("0.01"))
+    else:
+        assert rival.receipt.state == "released"
+        assert (len(rig.port.requests), rig.store.runs["run-1"].charged()) == (0, Decimal(0))
+
+
+@pytest.mark.parametrize("asked_again", [True, False])
+async def test_a_claim_whose_answer_is_lost_charges_nothing_where_another_sent_the_call(rig: Rig, asked_again: bool) -> None:
+    """The claim of such a tool is its confirmation. The row comes back, or never does."""
+    rival = Rival(rig, "idempotent")
+    await rival.confirmed_unheard(ClaimReceipts)
+    assert rival.claims(after="its lease was over") == "granted"
+    assert rig.store.runs["run-1"].charged() > 0
+    await rig.bus.outcome(rival.item.call_id)
+    rig.bus.silent = set()
+    if asked_again:
+        rig.hand_in([msgspec.structs.replace(rival.item, call_id="again")])
+
+    await rival.released()
+
+    assert rig.store.runs["run-1"].charged() == 0
+    assert (rival.receipt.state, rival.receipt.lease_id) == ("running", "rival")
+    assert rig.port.requests == []
+
+
+async def test_what_was_sent_is_given_back_under_no_lease_without_a_number(rig: Rig) -> None:
+    """Whatever happens to calls that were sent, no release says of their leases that nothing was."""
+    sent: list[str] = []
+
+    async def script(request: HttpRequest) -> HttpResponse:
+        sent.extend(receipt.lease_id for receipt in rig.store.receipts.values() if receipt.state == "running")
+        return await in_turn(lost, answering({}, status=503), answering({}, status=429, Retry_After="9"))(request)
+
+    rig.port.script = script
+    for effect in ("read", "non_idempotent"):
+        with registry.isolated():
+            find = find_tool(effect=effect)
+            rig.hand_in([rig.item(find, {"domain": f"{number}.example"}) for number in range(5)])
+            async with asyncio.timeout(20):
+                while len(rig.bus.outcomes) < (5 if effect == "read" else 10):
+                    await asyncio.sleep(0.001)
+
+    unsent = {lease.lease_id for request in rig.bus.asked if isinstance(request, Release) for lease in request.leases if not lease.dispatch}
+    assert sent
+    assert not unsent & set(sent)
