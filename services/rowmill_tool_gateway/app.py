@@ -16,13 +16,17 @@ from rowmill.runtime.clock import SystemClock
 from rowmill.tools import Tool
 from rowmill_contracts.digests import SHARDS
 from rowmill_contracts.topology import CONTROL, gateway_calls
+from rowmill_tool_gateway.body_budget import BodyBudget
 from rowmill_tool_gateway.credentials import Credentials, Redactor
 from rowmill_tool_gateway.engine import Engine
-from rowmill_tool_gateway.functions import Clients, FunctionCarrier
+from rowmill_tool_gateway.function_clients import Clients
+from rowmill_tool_gateway.functions import FunctionCarrier
 from rowmill_tool_gateway.handlers import Handlers
 from rowmill_tool_gateway.http_direct import DirectPort
+from rowmill_tool_gateway.http_library import LibraryPort
 from rowmill_tool_gateway.http_port import AiohttpPort, HttpPort
 from rowmill_tool_gateway.http_tools import Carrier, HttpCarrier
+from rowmill_tool_gateway.routes import Routes
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.toolbox import Toolbox
 
@@ -38,13 +42,16 @@ class App:
         self._settings = settings or ToolGatewaySettings()
         self._bus = Bus(self._settings, service=self.name)
         connect, stall, limit = self._settings.connect_timeout, self._settings.body_stall, self._settings.body_limit
-        self._sessions = AiohttpPort(connect_timeout=connect, body_stall=stall, body_limit=limit)
+        budget = BodyBudget(self._settings.body_budget, limit)
+        self._routes = Routes()
+        self._sessions = AiohttpPort(connect_timeout=connect, body_stall=stall, body_limit=limit, budget=budget, routes=self._routes)
+        self._library = LibraryPort(self._routes, self._sessions.bounds, connect_timeout=connect)
         self._port: HttpPort = self._sessions
         if self._settings.http_client == "direct":
-            self._port = DirectPort(connect_timeout=connect, body_stall=stall, body_limit=limit)
+            self._port = DirectPort(connect_timeout=connect, body_stall=stall, body_limit=limit, budget=budget, routes=self._routes)
         self._threads = AuthorThreads(self._settings.blocking_threads)
         self._credentials = Credentials(os.environ, Redactor())
-        self._clients = Clients(self._sessions, self._credentials)
+        self._clients = Clients(self._sessions, self._credentials, self._library, self._routes)
         self._engine: Engine | None = None
 
     async def start(self) -> None:
@@ -83,6 +90,7 @@ class App:
         self._clients.forget()
         await self._port.close()
         await self._sessions.close()
+        await self._library.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -92,5 +100,6 @@ class App:
     def _carrier(self, tool: Tool) -> Carrier:
         limit = self._settings.result_limit
         if tool.kind == "http":
-            return HttpCarrier(tool, self._port, self._credentials, result_limit=limit)
+            port = self._library if self._routes.needs_library(tool.provider.name) else self._port
+            return HttpCarrier(tool, port, self._credentials, result_limit=limit)
         return FunctionCarrier(tool, self._clients, self._credentials, self._threads, result_limit=limit)

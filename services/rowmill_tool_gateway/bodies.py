@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
 from rowmill_tool_gateway.body_budget import BodyBudget
@@ -19,7 +19,7 @@ class Bounds:
     budget: BodyBudget
 
 
-async def pieces_of(source: AsyncIterator[bytes], announced: int | None, bounds: Bounds) -> AsyncIterator[bytes]:
+async def pieces_of(source: AsyncIterator[bytes], announced: int | None, bounds: Bounds) -> AsyncGenerator[bytes, None]:
     """The pieces, each asked for only while there is budget. What they hold of it goes back when the iteration ends, however it does.
 
     Raises `ResponseTooLarge`, `BadResponse` for a body that stalls, and whatever ``source`` raises.

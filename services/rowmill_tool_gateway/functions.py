@@ -11,21 +11,21 @@ import contextvars
 import inspect
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
-import aiohttp
 import httpx
 import msgspec
 import structlog
-from httpx_aiohttp import AiohttpTransport
 
-from rowmill.errors import InputInvalid, SecretMissing, ToolError
-from rowmill.providers import Provider
+from rowmill.errors import DefinitionError, InputInvalid, SecretMissing, ToolError
 from rowmill.tools import Tool, ToolCall
 from rowmill_tool_gateway.credentials import Credentials
 from rowmill_tool_gateway.failures import Observation
+from rowmill_tool_gateway.function_clients import NEVER_OPENED, Clients
+from rowmill_tool_gateway.http_parsing import BadResponse, ResponseTooLarge
 from rowmill_tool_gateway.http_port import MaySend, NoResponse, always, may_send_here, not_sent
 from rowmill_tool_gateway.http_tools import seen_answer
 from rowmill_tool_gateway.results import Ended, Result, output_of
@@ -33,59 +33,6 @@ from rowmill_tool_gateway.results import Ended, Result, output_of
 log = structlog.get_logger()
 
 _decode = msgspec.json.Decoder().decode
-_NEVER_OPENED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-
-
-class Sessions(Protocol):
-    """Where a provider's connections are kept."""
-
-    def session(self, pool: str, *, fresh: bool = False) -> aiohttp.ClientSession: ...
-
-
-class _ProviderAuth(httpx.Auth):
-    """Adds the credential to requests to the provider's own origin, and to no other: an author's absolute URL must not carry it away."""
-
-    def __init__(self, provider: Provider, credentials: Credentials) -> None:
-        self._provider = provider
-        self._credentials = credentials
-        self._origin = _origin(httpx.URL(provider.base_url))
-
-    async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
-        if _origin(request.url) == self._origin:
-            for name, value in (await self._credentials.headers(self._provider)).items():
-                request.headers[name] = value
-        yield request
-
-
-def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
-    return url.scheme, url.host, url.port
-
-
-class Clients:
-    """One httpx client per provider, over the connections that declared tools use too."""
-
-    def __init__(self, sessions: Sessions, credentials: Credentials) -> None:
-        self._sessions = sessions
-        self._credentials = credentials
-        self._clients: dict[tuple[str, bool], httpx.AsyncClient] = {}
-
-    def client(self, provider: Provider, *, fresh: bool) -> httpx.AsyncClient:
-        """Never follows redirects, has no timeout of its own (the call's counts), reads no proxy settings."""
-        client = self._clients.get((provider.name, fresh))
-        if client is None:
-            client = self._clients[provider.name, fresh] = httpx.AsyncClient(
-                transport=AiohttpTransport(client=lambda: self._sessions.session(provider.name, fresh=fresh), trust_env=False),
-                base_url=provider.base_url,
-                headers=dict(provider.headers),
-                auth=_ProviderAuth(provider, self._credentials),
-                timeout=None,  # noqa: S113 - the call's own limit ends it
-                trust_env=False,
-            )
-        return client
-
-    def forget(self) -> None:
-        """Drop the clients; their connections belong to the sessions, which are closed where they are kept."""
-        self._clients.clear()
 
 
 class _Right:
@@ -133,25 +80,29 @@ class FunctionCarrier:
             return [Observation("misdefined", str(error), code=error.code)] * len(inputs)
         if not may_send():
             return [Observation("not_sent", str(not_sent()))] * len(inputs)
+        fresh = tool.effect == "non_idempotent"
+        try:
+            client = self._clients.client(tool.provider, fresh=fresh)
+        except DefinitionError as error:  # of its TLS files
+            return [Observation("misdefined", str(error))] * len(inputs)
+        call = ToolCall(http=client, keys=list(keys), deadline=self._monotonic() + timeout, secrets=secrets)
         right = _Right(may_send)
         asked = may_send_here.set(right)
-        fresh = tool.effect == "non_idempotent"
-        call = ToolCall(http=self._clients.client(tool.provider, fresh=fresh), keys=list(keys), deadline=self._monotonic() + timeout, secrets=secrets)
         try:
             async with asyncio.timeout(timeout):
                 outputs = await self._called(given if tool.batch is not None else given[0], call)
         except NoResponse as error:
             return [Observation("no_answer" if right.used else error.kind, str(error))] * len(inputs)
         except Exception as error:  # author code may raise anything
-            return [self._observed(error)] * len(inputs)
+            return [self._observed(error, sent=right.used)] * len(inputs)
         finally:
             may_send_here.reset(asked)
         if tool.batch is None:
-            return [self._ended(outputs)]
+            return [self._ended(outputs, sent=right.used)]
         if not isinstance(outputs, list | tuple) or len(outputs) != len(inputs):
             got = f"{len(outputs)} results" if isinstance(outputs, list | tuple) else type(outputs).__name__
             return [Observation("wrong_answer", f"{len(inputs)} inputs were given and {got} returned", code="result_count")] * len(inputs)
-        return [self._ended(output) for output in outputs]
+        return [self._ended(output, sent=right.used) for output in outputs]
 
     async def _called(self, given: Any, call: ToolCall) -> Any:
         function = self._tool.function
@@ -162,15 +113,20 @@ class FunctionCarrier:
         returned = function(given, call)
         return await returned if inspect.isawaitable(returned) else returned
 
-    def _ended(self, output: Any) -> Ended:
+    def _ended(self, output: Any, *, sent: bool) -> Ended:
         if isinstance(output, Exception):
-            return self._observed(output)
+            return self._observed(output, sent=sent)
         ended = output_of(self._tool, output, self._result_limit)
         if isinstance(ended, Result):
             return Result(self._credentials.redactor.body(ended.output), ended.no_result, ended.cost)
         return ended
 
-    def _observed(self, error: Exception) -> Observation:
+    def _observed(self, error: Exception, *, sent: bool) -> Observation:
+        """``sent``: a request of the function was sent, so a later one that never was does not mean that nothing happened."""
+        seen = self._seen(error)
+        return replace(seen, kind="no_answer") if sent and seen.kind == "never_opened" else seen
+
+    def _seen(self, error: Exception) -> Observation:
         match error:
             case ToolError():
                 return Observation(
@@ -189,7 +145,11 @@ class FunctionCarrier:
                 return Observation("misdefined", str(error), code=error.code, category="auth")
             case NoResponse():  # of one item among others, which may have been sent
                 return Observation("no_answer", str(error))
-            case httpx.HTTPError() if isinstance(error, _NEVER_OPENED):
+            case ResponseTooLarge():
+                return Observation("too_large", str(error))
+            case BadResponse():
+                return Observation("bad_answer", str(error))
+            case httpx.HTTPError() if isinstance(error, NEVER_OPENED):
                 return Observation("never_opened", f"no connection to the provider: {error}")
             case httpx.DecodingError() | httpx.RemoteProtocolError():
                 return Observation("bad_answer", f"the answer cannot be read: {error}")

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 from dataclasses import dataclass
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
+from rowmill.errors import DefinitionError
 from rowmill_tool_gateway.body_budget import BodyBudget, BodyShare
 from rowmill_tool_gateway.http_parsing import BadResponse, ResponseParser, ResponseTooLarge
 from rowmill_tool_gateway.http_port import KEPT_URLS, HttpRequest, HttpResponse, MaySend, NoResponse, NoResponseKind, always, not_sent
+from rowmill_tool_gateway.routes import Routes
 
 KEEP_SECONDS: Final = 15.0
 """How long an unused connection is kept; servers close theirs later than this, so that few are lost at the moment of their use."""
@@ -144,10 +145,12 @@ class _Connection(asyncio.Protocol):
 
 class DirectPort:
     """Connections are kept per provider and origin, the newest used first. How many are open is the lanes' business. ``budget``: shared with whoever
-    else reads bodies; by default its own.
+    else reads bodies; by default its own. ``routes``: what was declared of providers' connections.
     """
 
-    def __init__(self, *, connect_timeout: float, body_stall: float, body_limit: int, budget: BodyBudget | None = None) -> None:
+    def __init__(
+        self, *, connect_timeout: float, body_stall: float, body_limit: int, budget: BodyBudget | None = None, routes: Routes | None = None
+    ) -> None:
         self._connect_timeout = connect_timeout
         self._body_stall = body_stall
         self._body_limit = body_limit
@@ -155,9 +158,26 @@ class DirectPort:
         self._idle: dict[tuple[str, str, int, bool], list[_Connection]] = {}
         self._places: dict[str, _Place] = {}
         self._names: set[tuple[str, ...]] = set()
-        self._tls: ssl.SSLContext | None = None
+        self._routes = routes or Routes()
+        self._gates: dict[str, asyncio.Semaphore] = {}
 
     async def send(self, request: HttpRequest, may_send: MaySend = always) -> HttpResponse:
+        most = self._routes.connections(request.pool)
+        if most is None:
+            return await self._send(request, may_send, request.timeout)
+        gate = self._gates.setdefault(request.pool, asyncio.Semaphore(most))
+        ends = asyncio.get_running_loop().time() + request.timeout
+        try:
+            async with asyncio.timeout(request.timeout):
+                await gate.acquire()
+        except TimeoutError as error:
+            raise NoResponse("never_opened", f"none of the {most} connections to {request.pool} was free within {request.timeout:g} s") from error
+        try:
+            return await self._send(request, may_send, ends - asyncio.get_running_loop().time())
+        finally:
+            gate.release()
+
+    async def _send(self, request: HttpRequest, may_send: MaySend, timeout: float) -> HttpResponse:
         try:
             place = self._place(request.url)
             data = self._encoded(request, place)
@@ -167,10 +187,9 @@ class DirectPort:
         key = (request.pool, place.host, place.port, place.secure)
         idle = self._idle.setdefault(key, [])
         connection = None if request.fresh else _still_open(idle, loop.time())
-        timeout = request.timeout
         if connection is None:
             started = loop.time()
-            connection = await self._open(loop, place, timeout)
+            connection = await self._open(loop, place, request.pool, timeout)
             timeout -= loop.time() - started
         try:
             if not may_send():  # nothing is awaited from here to the first byte
@@ -189,8 +208,11 @@ class DirectPort:
                 connection.close()
         self._idle.clear()
 
-    async def _open(self, loop: asyncio.AbstractEventLoop, place: _Place, timeout: float) -> _Connection:
-        secure: dict[str, Any] = {"ssl": self._secure(), "server_hostname": place.host} if place.secure else {}
+    async def _open(self, loop: asyncio.AbstractEventLoop, place: _Place, pool: str, timeout: float) -> _Connection:
+        try:
+            secure: dict[str, Any] = {"ssl": self._routes.tls(pool), "server_hostname": place.host} if place.secure else {}
+        except DefinitionError as error:
+            raise NoResponse("misdefined", str(error)) from error
         try:
             async with asyncio.timeout(min(self._connect_timeout, timeout)):
                 _, connection = await loop.create_connection(
@@ -201,11 +223,6 @@ class DirectPort:
         except (OSError, ValueError) as error:  # refused, unknown name, no trust in its certificate
             raise NoResponse("never_opened", f"no connection to {place.host}:{place.port}: {error}") from error
         return connection
-
-    def _secure(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        return self._tls
 
     def _place(self, url: str) -> _Place:
         place = self._places.get(url)

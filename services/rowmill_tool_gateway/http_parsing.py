@@ -130,12 +130,7 @@ class ResponseParser:
     def body(self) -> bytes:
         """The body, unfolded where it came compressed. Raises `BadResponse`, `ResponseTooLarge`."""
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        encoding = self.headers.get("content-encoding", "").strip().lower()
-        if not body or encoding in {"", "identity"}:
-            return body
-        if encoding not in _ZIPPED:
-            raise BadResponse(f"the answer's content encoding is {encoding!r}, which was not asked for")
-        return _unfolded(body, _ZIPPED[encoding], self._limit)
+        return unfolded_body(body, self.headers.get("content-encoding", ""), self._limit)
 
     def _read_head(self) -> bool:
         """Read the status line and headers, if they are there; an interim response is passed over."""
@@ -266,6 +261,16 @@ def _header_values(lines: list[bytes]) -> dict[str, str]:
         text = value.strip(b" \t").decode("latin-1")
         values[lowered] = f"{values[lowered]}, {text}" if lowered in values else text
     return values
+
+
+def unfolded_body(body: bytes, encoding: str, limit: int) -> bytes:
+    """A body that came with this content encoding. Raises `BadResponse`, `ResponseTooLarge`."""
+    name = encoding.strip().lower()
+    if not body or name in {"", "identity"}:
+        return body
+    if name not in _ZIPPED:
+        raise BadResponse(f"the answer's content encoding is {name!r}, which was not asked for")
+    return _unfolded(body, _ZIPPED[name], limit)
 
 
 def _unfolded(body: bytes, window_bits: int, limit: int) -> bytes:

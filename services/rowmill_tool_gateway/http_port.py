@@ -9,16 +9,17 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import aiohttp
 from aiohttp.http import HttpProcessingError
 from yarl import URL
 
-from rowmill.errors import RowmillError
+from rowmill.errors import DefinitionError, RowmillError
 from rowmill_tool_gateway.bodies import Bounds, whole_body
 from rowmill_tool_gateway.body_budget import SMALL, BodyBudget
 from rowmill_tool_gateway.http_parsing import BadResponse, ResponseTooLarge
+from rowmill_tool_gateway.routes import Routes
 
 if TYPE_CHECKING:
     from aiohttp.client import ClientTimeout
@@ -105,18 +106,22 @@ class _Connector(aiohttp.TCPConnector):
 class AiohttpPort:
     """One session per provider, with kept connections. How many requests are open is the lanes' business. ``budget``: as `DirectPort`'s."""
 
-    def __init__(self, *, connect_timeout: float, body_stall: float, body_limit: int, budget: BodyBudget | None = None) -> None:
+    def __init__(
+        self, *, connect_timeout: float, body_stall: float, body_limit: int, budget: BodyBudget | None = None, routes: Routes | None = None
+    ) -> None:
         self._connect_timeout = connect_timeout
+        self._routes = routes or Routes()
         self.bounds = Bounds(body_limit, body_stall, budget or BodyBudget(2 * body_limit, body_limit))
         self._sessions: dict[tuple[str, bool], aiohttp.ClientSession] = {}
         self._timeouts: dict[float, aiohttp.ClientTimeout] = {}
         self._urls: dict[str, URL] = {}
 
     def session(self, pool: str, *, fresh: bool = False) -> aiohttp.ClientSession:
-        """The provider's session, for clients that bring their own layer."""
+        """The provider's session, for clients that bring their own layer. Raises `DefinitionError` for TLS files that cannot be used."""
         session = self._sessions.get((pool, fresh))
         if session is None:
-            connector = _Connector(limit=0, force_close=True) if fresh else _Connector(limit=0, keepalive_timeout=30)
+            life: dict[str, Any] = {"force_close": True} if fresh else {"keepalive_timeout": 30}
+            connector = _Connector(limit=self._routes.connections(pool) or 0, ssl=self._routes.tls(pool), **life)
             session = self._sessions[pool, fresh] = aiohttp.ClientSession(
                 connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, headers={"User-Agent": "rowmill"}
             )
@@ -141,7 +146,7 @@ class AiohttpPort:
             raise NoResponse("no_answer", f"no answer within {request.timeout:g} s") from error
         except aiohttp.ClientResponseError as error:
             raise NoResponse("bad_answer", f"the answer is not HTTP: {error.message}") from error
-        except (aiohttp.InvalidURL, ValueError) as error:
+        except (aiohttp.InvalidURL, ValueError, DefinitionError) as error:
             raise NoResponse("misdefined", f"the request cannot be sent: {error}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise NoResponse("no_answer", f"the connection was lost before the answer: {type(error).__name__}: {error}") from error

@@ -41,6 +41,10 @@ class ProviderOverride(BaseModel):
     concurrency: int | None = Field(default=None, ge=1)
     timeout: float | str | None = None
     burst: int | None = Field(default=None, ge=1)
+    connections: int | None = Field(default=None, ge=1)
+    http2: bool | None = None
+    proxy: str | None = None
+    tls: dict[str, str] | None = None
 
 
 class ProjectSettings(BaseSettings):

@@ -14,6 +14,7 @@ from rowmill.durations import Duration, Rate, seconds
 from rowmill.errors import DefinitionError, ToolError
 from rowmill.names import routing_word
 from rowmill.secret import Auth, Basic, Bearer, Header, SecretRef, credential_scope
+from rowmill.tls import Tls
 from rowmill.tool_definitions import FunctionToolOptions, ToolOptions, function_tool, http_tool
 from rowmill.tools import Batch, FunctionTool, HttpTool, In, Out, ToolCall
 
@@ -39,7 +40,9 @@ _CREDENTIAL_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderSettings:
-    """What a project may override per provider. ``concurrency``: requests open at once; ``burst``: requests beyond an even pace, 1 is none."""
+    """What a project may override per provider. ``concurrency``: requests open at once; ``burst``: requests beyond an even pace, 1 is none.
+    ``connections``, ``http2``, ``proxy``, ``tls``: how it is connected to.
+    """
 
     base_url: str
     rate: Rate | None = None
@@ -47,6 +50,10 @@ class ProviderSettings:
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout: float = DEFAULT_TIMEOUT
     burst: int = 1
+    connections: int | None = None
+    http2: bool = False
+    proxy: str | None = None
+    tls: Tls | None = None
 
 
 class Provider:
@@ -55,6 +62,9 @@ class Provider:
     ``rate``: requests per window, such as ``"10/s"``, held exactly over any number of gateways (None: not limited). ``concurrency``: requests
     open at once. ``headers``: sent with every request. ``timeout``: default of its tools, from dispatch. ``idempotency_header``: carries the
     idempotency key of a single call. ``secrets``: further secrets that its tool functions may read.
+
+    ``connections``: open to it at once from one gateway, over all organisations (None: one for each request). ``http2``: speak HTTP/2 where the
+    provider does, many requests on one connection. ``proxy``: URL of an HTTP proxy to go through. ``tls``: `rowmill.tls.Tls`.
 
     Raises `DefinitionError` for a name or URL that cannot be used: a credential is sent only over https or to this machine.
     """
@@ -72,6 +82,10 @@ class Provider:
         burst: int = 1,
         idempotency_header: str = "Idempotency-Key",
         secrets: Sequence[SecretRef] = (),
+        connections: int | None = None,
+        http2: bool = False,
+        proxy: str | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self.name = routing_word("provider", name)
         if auth is not None and not isinstance(auth, Bearer | Header | Basic):
@@ -90,6 +104,10 @@ class Provider:
                 headers=dict(headers or {}),
                 timeout=seconds(timeout),
                 burst=burst,
+                connections=connections,
+                http2=http2,
+                proxy=proxy,
+                tls=tls,
             )
         )
         registry.add_provider(self, registry.place_of_frame(sys._getframe(1)))  # noqa: SLF001 - the caller's line is the provider's place
@@ -104,7 +122,9 @@ class Provider:
 
     @property
     def concurrency(self) -> int:
-        return self.settings.concurrency
+        """Requests open at once; over HTTP/1.1 each has a connection to itself."""
+        connections = self.settings.connections
+        return self.settings.concurrency if connections is None or self.settings.http2 else min(self.settings.concurrency, connections)
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -129,6 +149,10 @@ class Provider:
         concurrency: int | None = None,
         timeout: Duration | None = None,
         burst: int | None = None,
+        connections: int | None = None,
+        http2: bool | None = None,
+        proxy: str | None = None,
+        tls: Tls | Mapping[str, Any] | None = None,
     ) -> None:
         """Override what the author declared, for this process (`rowmill.toml`). None leaves a setting as it is. Raises `DefinitionError`."""
         given: dict[str, Any] = {
@@ -137,12 +161,25 @@ class Provider:
             "concurrency": concurrency,
             "timeout": None if timeout is None else seconds(timeout),
             "burst": burst,
+            "connections": connections,
+            "http2": http2,
+            "proxy": proxy,
+            "tls": tls if tls is None or isinstance(tls, Tls) else Tls(**tls),
         }
         self.settings = self._checked(replace(self.settings, **{name: value for name, value in given.items() if value is not None}))
 
     def _checked(self, settings: ProviderSettings) -> ProviderSettings:
         check_base_url(self.name, settings.base_url, carries_secret=bool(self.secrets))
-        for name, amount in (("concurrency", settings.concurrency), ("burst", settings.burst)):
+        if settings.proxy is not None:
+            check_proxy(self.name, settings.proxy, settings.base_url, carries_secret=bool(self.secrets))
+        if settings.tls is not None and not isinstance(settings.tls, Tls):
+            raise DefinitionError(f"provider {self.name!r}: tls is Tls(ca=..., certificate=..., key=..., minimum=...), not {settings.tls!r}")
+        if not isinstance(settings.http2, bool):
+            raise DefinitionError(f"provider {self.name!r}: http2 is True or False, not {settings.http2!r}")
+        bounds = {"concurrency": settings.concurrency, "burst": settings.burst, "connections": settings.connections}
+        for name, amount in bounds.items():
+            if name == "connections" and amount is None:
+                continue
             if isinstance(amount, bool) or not isinstance(amount, int) or amount < 1:
                 raise DefinitionError(f"provider {self.name!r}: {name} must be at least 1, not {amount!r}")
         for header, value in settings.headers.items():
@@ -198,7 +235,9 @@ class Provider:
         """Make a function a tool; it runs in the gateway.
 
         With ``batch`` it is given a list of inputs and returns one output, or `ToolError`, per input; without, one input and one output.
-        ``blocking``: a sync function that waits, run in a thread. Types come from its annotations.
+        ``blocking``: a sync function that waits, run in one of a bounded number of threads with the context variables of its call. A thread cannot
+        be ended: when the tool's ``timeout`` is over the call ends as one without an answer (repeated if the effect allows, else of unknown
+        outcome), while the function runs on, so give its own requests a limit (``call.deadline``). Types come from its annotations.
         """
 
         def attach(function: Callable[..., Any]) -> FunctionTool[Any, Any]:
@@ -220,6 +259,17 @@ def check_base_url(provider: str, base_url: str, *, carries_secret: bool) -> Non
         raise DefinitionError(f"provider {provider!r}: base_url may not have a query or fragment: {parts.scheme}://{parts.netloc}{parts.path}?…")
     if carries_secret and parts.scheme != "https" and not is_loopback(parts.hostname):
         raise DefinitionError(f"provider {provider!r}: a secret is sent only over https or to this machine; {base_url!r} is neither")
+
+
+def check_proxy(provider: str, proxy: str, base_url: str, *, carries_secret: bool) -> None:
+    """Refuse a proxy that cannot be used, and one that would see a secret: what goes to an ``http`` provider is not hidden from its proxy."""
+    parts = urlsplit(proxy)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise DefinitionError(f"provider {provider!r}: proxy must be an http or https URL, not {parts.scheme}://{parts.hostname or ''}…")
+    if parts.username is not None or parts.password is not None:
+        raise DefinitionError(f"provider {provider!r}: proxy holds a credential, and URLs may not; use a proxy that knows this machine")
+    if carries_secret and urlsplit(base_url).scheme != "https" and not is_loopback(parts.hostname):
+        raise DefinitionError(f"provider {provider!r}: its secret would be readable for the proxy {parts.hostname}; use an https base_url")
 
 
 def is_loopback(host: str) -> bool:

@@ -33,6 +33,8 @@ from rowmill_contracts.receipts import (  # noqa: E402
     Completed,
     LeaseShard,
     ReceiptsClaimed,
+    Release,
+    Released,
     ShardLease,
     ShardsLeased,
     StoreAnswer,
@@ -41,8 +43,10 @@ from rowmill_contracts.tools import CallItem, ToolCalls, ToolResults  # noqa: E4
 from rowmill_tool_gateway.credentials import Credentials, Redactor  # noqa: E402
 from rowmill_tool_gateway.engine import Engine  # noqa: E402
 from rowmill_tool_gateway.http_direct import DirectPort  # noqa: E402
+from rowmill_tool_gateway.http_library import LibraryPort  # noqa: E402
 from rowmill_tool_gateway.http_port import AiohttpPort, HttpRequest, HttpResponse, MaySend, always  # noqa: E402
 from rowmill_tool_gateway.http_tools import HttpCarrier  # noqa: E402
+from rowmill_tool_gateway.routes import Routes  # noqa: E402
 from rowmill_tool_gateway.settings import ToolGatewaySettings  # noqa: E402
 from rowmill_tool_gateway.toolbox import Toolbox  # noqa: E402
 
@@ -75,6 +79,8 @@ class Granting:
                 reply = Completed(answers=[StoreAnswer(state="stored", completed_at=1.0)] * len(message.completions))
             case LeaseShard():
                 reply = ShardsLeased(shards=[ShardLease(shard=shard, held=True, term=1, seconds=60) for shard in message.shards])
+            case Release():  # on a busy machine a call waits for longer than the hand holds it
+                reply = Released(released=len(message.leases))
             case _:
                 raise AssertionError(message)
         decoded = decode(reply.message_type, encode(reply))
@@ -163,6 +169,11 @@ async def main(calls: int) -> None:
                 port = kind(connect_timeout=5, body_stall=5, body_limit=2**25)
                 await measure(f"{name}, {kind.__name__}", tool_of(tool), port, calls)
                 await port.close()
+        sessions = AiohttpPort(connect_timeout=5, body_stall=5, body_limit=2**25)
+        library = LibraryPort(Routes(), sessions.bounds, connect_timeout=5)
+        for name, tool in (("single", match), ("batch of 50", find)):
+            await measure(f"{name}, LibraryPort", tool_of(tool), library, calls)
+        await library.close()
 
 
 if __name__ == "__main__":

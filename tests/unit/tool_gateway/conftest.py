@@ -24,7 +24,8 @@ from rowmill_contracts.receipts import ClaimReceipts
 from rowmill_contracts.tools import CallItem, CallOutcome, ToolCalls, ToolResults
 from rowmill_tool_gateway.credentials import Credentials, Redactor
 from rowmill_tool_gateway.engine import Engine
-from rowmill_tool_gateway.functions import Clients, FunctionCarrier
+from rowmill_tool_gateway.function_clients import Clients
+from rowmill_tool_gateway.functions import FunctionCarrier
 from rowmill_tool_gateway.http_port import AiohttpPort, HttpRequest, HttpResponse, MaySend, always, not_sent
 from rowmill_tool_gateway.http_tools import Carrier, HttpCarrier
 from rowmill_tool_gateway.settings import ToolGatewaySettings
