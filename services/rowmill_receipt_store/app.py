@@ -8,12 +8,14 @@ from rowmill.runtime.bus import Bus
 from rowmill.runtime.db import Database
 from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
 from rowmill_receipt_store.handlers import Handlers
+from rowmill_receipt_store.leasing import Leasing
 from rowmill_receipt_store.merging import Merger
 from rowmill_receipt_store.operating import Operating
 from rowmill_receipt_store.operator_store import OperatorStore
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.settings import ReceiptStoreSettings
 from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Store
+from rowmill_receipt_store.window_store import WindowStore
 
 
 class App:
@@ -44,7 +46,8 @@ class App:
             output_limit=settings.output_limit,
         )
         merger = Merger(statements=settings.statements, max_items=settings.merge_items, max_bytes=settings.merge_bytes)
-        handlers = Handlers(self._bus, receipts, Operating(OperatorStore(self._database), receipts), merger)
+        leasing, operating = Leasing(receipts, WindowStore(self._database)), Operating(OperatorStore(self._database), receipts)
+        handlers = Handlers(self._bus, receipts, leasing, operating, merger)
         await self._bus.consume(RECEIPTS_SETTLE, handlers.settle, prefetch=settings.prefetch)
         await self._bus.consume(RECEIPTS_CLAIMS, handlers.claim, prefetch=settings.prefetch)
         await self._bus.start()

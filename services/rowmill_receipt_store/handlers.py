@@ -29,6 +29,7 @@ from rowmill_contracts.receipts import (
     SettleReceipt,
 )
 from rowmill_receipt_store import requests
+from rowmill_receipt_store.leasing import Leasing
 from rowmill_receipt_store.merging import Merger
 from rowmill_receipt_store.operating import Operating
 from rowmill_receipt_store.receipts import Receipts
@@ -40,11 +41,11 @@ AnswerT = TypeVar("AnswerT", bound=Message)
 class Handlers:
     """Consumes `receipts.settle.v1` (`settle`) and `receipts.claims.v1` (`claim`). Returning acknowledges: the effect is stored by then."""
 
-    def __init__(self, bus: Bus, receipts: Receipts, operating: Operating, merger: Merger) -> None:
+    def __init__(self, bus: Bus, receipts: Receipts, leasing: Leasing, operating: Operating, merger: Merger) -> None:
         self._bus = bus
         self._operating = operating
         # The order is the order of urgency: what is sent and what must stop, then what frees others, then new work.
-        self._shards = merger.kind(_one_by_one(receipts.lease_shards))
+        self._shards = merger.kind(_one_by_one(leasing.lease))
         self._halts = merger.kind(_one_by_one(receipts.halt_run))
         self._confirms = merger.kind(receipts.confirm)
         self._completions = merger.kind(receipts.complete)

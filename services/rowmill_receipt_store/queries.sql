@@ -363,6 +363,24 @@ UPDATE shards SET holder = NULL, expires_at = now() + $1::interval
 WHERE shard IN (SELECT shard FROM shards WHERE shard = ANY ($3::integer[]) AND holder = $2::text ORDER BY shard FOR NO KEY UPDATE)
 RETURNING shard;
 
+-- name: windows
+-- What is stored of the asked windows, and how long ago it was.
+SELECT name, term, number, sent, permits, seconds, extract(epoch FROM now() + $1::interval - reported_at)::float8 AS elapsed
+FROM windows WHERE name = ANY ($2::text[]);
+
+-- name: report_windows
+-- Store what was sent and drawn, where the shard is still held by $2 under the term that is named and nothing newer is stored.
+INSERT INTO windows AS w (name, term, number, reported_at, sent, permits, seconds)
+SELECT a.name, a.term, a.number, now() + $1::interval, a.sent, a.permits, a.seconds
+FROM unnest($3::text[], $4::integer[], $5::bigint[], $6::bigint[], $7::bytea[], $8::integer[], $9::float8[])
+    AS a (name, shard, term, number, sent, permits, seconds)
+JOIN shards s ON s.shard = a.shard AND s.term = a.term AND s.holder = $2::text
+ON CONFLICT (name) DO UPDATE SET
+    term = excluded.term, number = excluded.number, reported_at = excluded.reported_at, sent = excluded.sent, permits = excluded.permits,
+    seconds = excluded.seconds
+WHERE (w.term, w.number) < (excluded.term, excluded.number)
+RETURNING name;
+
 -- name: bar_claims
 -- Wait for the claims, confirmations and settlements under way, and let none begin before our commit: what is stored after it sees the run
 -- as it then stands. Reading (backups) goes on.

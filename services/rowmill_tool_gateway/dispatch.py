@@ -6,9 +6,11 @@ Owns lanes and groups at work. How a request is sent is the sender's, how its ou
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import structlog
@@ -24,6 +26,7 @@ from rowmill_tool_gateway.groups import Group
 from rowmill_tool_gateway.hand import Hand
 from rowmill_tool_gateway.lanes import Lane, ProbePolicy
 from rowmill_tool_gateway.pacing import Pace
+from rowmill_tool_gateway.permits import Permits, Window
 from rowmill_tool_gateway.receipts import Receipts
 from rowmill_tool_gateway.sending import Sender
 from rowmill_tool_gateway.settings import ToolGatewaySettings
@@ -38,10 +41,14 @@ LEAST_TIMER = 0.001
 
 @dataclass(slots=True, eq=False)
 class _Traffic:
-    """A lane at work: its groups in turn, and when it is looked at next. ``resolving``: its provider's secrets are; nothing is claimed yet."""
+    """A lane at work: its groups in turn, and when it is looked at next; ``again`` looks soon. ``resolving``: its provider's secrets are being
+    resolved, and nothing is claimed yet. ``windows``: its rates.
+    """
 
     lane: Lane
     resolving: bool = False
+    windows: list[Window] = field(default_factory=list)
+    again: Callable[[], None] = field(default=lambda: None)
     groups: deque[Group[Flight]] = field(default_factory=deque)
     timer: asyncio.TimerHandle | None = None
     dirty: bool = False
@@ -61,6 +68,7 @@ class Dispatcher:
         settings: ToolGatewaySettings,
         lease_ids: Callable[[], str],
         credentials: Credentials,
+        permits: Permits,
     ) -> None:
         self._hand = hand
         self._receipts = receipts
@@ -69,6 +77,7 @@ class Dispatcher:
         self._settings = settings
         self._lease_ids = lease_ids
         self._credentials = credentials
+        self._permits = permits
         self._probes = ProbePolicy(settings.unreachable_after, settings.probe_first, settings.probe_limit)
         self._traffic: dict[tuple[str, str], _Traffic] = {}
         self._places: dict[tuple[str, str], tuple[Lane, Group[Flight], _Traffic]] = {}
@@ -92,17 +101,27 @@ class Dispatcher:
             provider = tool.tool.provider
             traffic = self._traffic.get((org, tool.provider))
             if traffic is None:
-                pace = None if provider.rate is None else Pace(provider.rate, provider.burst)
+                pace = None if provider.rate is None else Pace(provider.rate, provider.burst, shared=True)
                 lane = Lane(org, tool.provider, shard_of(org, tool.provider), concurrency=provider.concurrency, pace=pace, probes=self._probes)
                 traffic = self._traffic[org, tool.provider] = _Traffic(lane)
+                traffic.again = partial(self._soon, traffic)
+                if pace is not None:
+                    groups = traffic.groups
+                    self._share(traffic, Window(f"{org}/{tool.provider}", lane.shard, pace, lambda: any(group.working for group in groups)))
                 if not self._credentials.resolved(provider):
                     traffic.resolving = True
                     self._begin(self._resolve_first(traffic, provider))
-            own_pace = None if tool.tool.rate is None else Pace(tool.tool.rate, provider.burst)
-            group: Group[Flight] = Group(size=tool.size, gather=self._settings.page_gather, pace=own_pace)
+            own_pace = None if tool.tool.rate is None else Pace(tool.tool.rate, provider.burst, shared=True)
+            group: Group[Flight] = Group(size=tool.size, gather=self._settings.page_gather, pace=own_pace, lane_pace=traffic.lane.pace)
             traffic.groups.append(group)
+            if own_pace is not None:
+                self._share(traffic, Window(f"{org}/{tool.id}", traffic.lane.shard, own_pace, lambda: group.working))
             placed = self._places[key] = (traffic.lane, group, traffic)
         return placed
+
+    def _share(self, traffic: _Traffic, window: Window) -> None:
+        traffic.windows.append(window)
+        self._permits.add(window)
 
     async def _resolve_first(self, traffic: _Traffic, provider: Provider) -> None:
         """Resolve the secrets before anything is claimed: a claim may be the confirmation, and resolving may take a minute."""
@@ -236,6 +255,8 @@ class Dispatcher:
         lane, now = traffic.lane, self._clock.monotonic()
         if traffic.resolving or not self._may_send(lane):
             return  # the shard gained, or the latch opened, pumps again; meanwhile the hand's sweep defers
+        if any(window.working() and not window.pace.permitted(now) for window in traffic.windows):
+            self._shards.draw_soon()
         self._claim_what_fits(traffic, now)
         while lane.may_send(now):
             group = self._due(traffic, now)
@@ -246,7 +267,7 @@ class Dispatcher:
             lane.opened(now)
             for flight in flights:
                 flight.stage = Stage.SENT
-            self._begin(self._send(traffic, flights))
+            self._begin(self.sender.send(lane, flights, group.paces, traffic.again))
         wake = self._wake_at(traffic, now)
         if wake is not None:
             loop = asyncio.get_running_loop()
@@ -291,13 +312,8 @@ class Dispatcher:
                 times.append(max(due, lane.ready_at()))
             if group.waiting.length:
                 times.append(max(lane.closed_until, max(group.claimable_at(now), lane.ready_at()) - self._settings.claim_ahead))
+        times = [time for time in times if time < math.inf]  # else a request that is on its way must be written first
         later = [time for time in times if time > now]
         if len(later) == len(times):
             return min(later, default=None)
         return min([*later, now + self._settings.claim_ahead])
-
-    async def _send(self, traffic: _Traffic, flights: list[Flight]) -> None:
-        try:
-            await self.sender.send(traffic.lane, flights)
-        finally:
-            self._soon(traffic)

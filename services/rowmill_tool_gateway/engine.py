@@ -15,6 +15,7 @@ from rowmill_tool_gateway.credentials import Credentials
 from rowmill_tool_gateway.dispatch import Dispatcher
 from rowmill_tool_gateway.flights import Page
 from rowmill_tool_gateway.hand import Hand
+from rowmill_tool_gateway.permits import Permits
 from rowmill_tool_gateway.receipts import Asks, Receipts
 from rowmill_tool_gateway.sending import Sender
 from rowmill_tool_gateway.settings import ToolGatewaySettings
@@ -70,12 +71,15 @@ class Engine:
             sent_hold=settings.in_flight_hold,
             sent_again=settings.in_flight_again,
         )
+        permits = Permits(settings.permit_life)
         self.shards = ShardLeases(
             neighbours,
             holder=holder,
             clock=clock,
             renewal=settings.shard_renewal,
             retry=settings.shard_retry,
+            permits=permits,
+            permit_renewal=settings.permit_renewal,
             changed=lambda shard: self.dispatcher.look_again(shard),  # noqa: PLW0108
             busy=self.hand.busy,
         )
@@ -84,7 +88,7 @@ class Engine:
         def lease_ids() -> str:
             return f"{holder}-{next(numbers):x}"
 
-        self.dispatcher = Dispatcher(self.hand, self._receipts, self.shards, clock, settings, lease_ids, credentials)
+        self.dispatcher = Dispatcher(self.hand, self._receipts, self.shards, clock, settings, lease_ids, credentials, permits)
         self.hand.dispatch = self.dispatcher
         self.sender = Sender(self.dispatcher, self.dispatcher.claims, self.hand, self._receipts, self.shards, credentials, clock, settings, lease_ids)
         self.dispatcher.sender = self.sender

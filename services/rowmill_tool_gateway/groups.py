@@ -17,16 +17,24 @@ ItemT = TypeVar("ItemT")
 
 
 class Group(Generic[ItemT]):
-    """``size``: calls in a request at most. ``pace``: the tool's own rate besides its lane's. ``waiting``: calls that nothing is claimed for."""
+    """``size``: calls in a request at most. ``pace``: the tool's own rate besides its lane's; ``paces``: all rates that its requests count in.
+    ``waiting``: calls that nothing is claimed for.
+    """
 
-    def __init__(self, *, size: int, gather: float, pace: Pace | None) -> None:
+    def __init__(self, *, size: int, gather: float, pace: Pace | None, lane_pace: Pace | None = None) -> None:
         self.size = size
         self.waiting: RunQueue[ItemT] = RunQueue()
         self.coming = 0
         """Calls that are being claimed: company worth waiting for."""
+        self.pace = pace
+        self.paces = tuple(one for one in (lane_pace, pace) if one is not None)
         self._gather = gather
-        self._pace = pace
         self._ready: deque[tuple[float, ItemT]] = deque()
+
+    @property
+    def working(self) -> bool:
+        """Calls wait, or are being claimed, or are claimed and not taken."""
+        return bool(self._ready) or self.coming > 0 or self.waiting.length > 0
 
     @property
     def ready(self) -> int:
@@ -35,9 +43,9 @@ class Group(Generic[ItemT]):
 
     def claim_room(self, now: float, ahead: float) -> int:
         """Calls that the tool's own rate lets one claim now."""
-        if self._pace is None:
+        if self.pace is None:
             return self.waiting.length
-        room = math.ceil(self._pace.sends_within(now, ahead)) * self.size - self.coming - len(self._ready)
+        room = math.ceil(self.pace.sends_within(now, ahead)) * self.size - self.coming - len(self._ready)
         return max(0, room)
 
     def add(self, now: float, item: ItemT) -> None:
@@ -45,21 +53,21 @@ class Group(Generic[ItemT]):
         self._ready.append((now, item))
 
     def due_at(self, now: float) -> float | None:
-        """When the next request may go, in the past where it may now; None with nothing to send."""
-        if not self._ready:
+        """When the next request may go, in the past where it may now; None with nothing to send, or no permits."""
+        if not self._ready or (self.pace is not None and not self.pace.permitted(now)):
             return None
         full = len(self._ready) >= self.size
         gathered = self._ready[0][0] + self._gather if self.coming and not full else now
-        return gathered if self._pace is None else max(gathered, self._pace.ready_at())
+        return gathered if self.pace is None else max(gathered, self.pace.due_at())
 
     def claimable_at(self, now: float) -> float:
         """When the tool's own rate allows another request."""
-        return now if self._pace is None else self._pace.ready_at()
+        return now if self.pace is None else self.pace.due_at()
 
     def take(self, now: float) -> list[ItemT]:
         """The calls of the next request, oldest first."""
-        if self._pace is not None:
-            self._pace.take(now)
+        if self.pace is not None:
+            self.pace.begin(now)
         return [self._ready.popleft()[1] for _ in range(min(self.size, len(self._ready)))]
 
     def remove(self, item: ItemT) -> None:

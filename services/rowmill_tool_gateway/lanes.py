@@ -6,6 +6,7 @@ calls, receipts or requests.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,11 +58,11 @@ class Lane:
         return (1 if self.probing else self.concurrency) - self.in_flight
 
     def ready_at(self) -> float:
-        """The earliest time of the next request, concurrency aside."""
-        return self.closed_until if self.pace is None else max(self.closed_until, self.pace.ready_at())
+        """The earliest time of the next request, concurrency and permits aside. Infinite where that depends on requests that are on their way."""
+        return self.closed_until if self.pace is None else max(self.closed_until, self.pace.due_at())
 
     def may_send(self, now: float) -> bool:
-        return self.slots > 0 and self.ready_at() <= now
+        return self.slots > 0 and self.ready_at() <= now and (self.pace is None or self.pace.permitted(now))
 
     def claim_room(self, now: float, ahead: float) -> float:
         """Requests' worth of calls to claim now: what can be sent within ``ahead`` seconds and is not claimed yet."""
@@ -76,7 +77,7 @@ class Lane:
         """A request is about to be sent."""
         self.in_flight += 1
         if self.pace is not None:
-            self.pace.take(now)
+            self.pace.begin(now)
 
     def finished(self, seconds: float | None) -> None:
         """A request ended; ``seconds`` is how long it took, None where it was not sent after all."""
@@ -121,7 +122,8 @@ class Lane:
 
     def expected_wait(self, now: float, requests_before: float) -> float:
         """Seconds until a call behind so many requests will be sent, as far as one can tell."""
-        return max(0.0, self.ready_at() - now) + requests_before / self.requests_per_second()
+        ready = self.ready_at()
+        return (max(0.0, ready - now) if math.isfinite(ready) else 0.0) + requests_before / self.requests_per_second()
 
     def appoint(self, now: float, not_before: float, weight: float) -> float:
         """Seconds from ``now`` at which a deferred call should be asked for again; one appointment after the other, at the lane's rate."""

@@ -1,48 +1,134 @@
 """When the next request may be sent under a rate. Pure: the time is an argument, in seconds of one monotonic clock.
 
-At most ``requests`` in any window of ``window_seconds``, exactly, by the times of the last ``requests`` sends; and no faster than an even pace
-but for the declared ``burst`` (the generic cell rate algorithm), where a send that came late may be made up for by a little.
+At most ``requests`` in any window of ``window_seconds``, exactly, by the times at which the last ``requests`` were written; one that is on its way
+to be written holds its place meanwhile. And no faster than an even pace but for the declared ``burst`` (the generic cell rate algorithm), where a
+send that came late may be made up for by a little.
+
+A rate that several gateways share is sent under permits besides: drawn from the receipt-store, which keeps what may have been sent for whoever comes
+next, and good for a short while only. Without permits nothing is sent.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rowmill.durations import Rate
+from rowmill_contracts.receipts import Sent
 
 CATCH_UP = 0.02
 """Seconds of lateness (timers, a busy loop) that later sends may make up for; without it each late timer would cost a part of the rate."""
+REPORTED = 50
+"""Entries of a report at most. More sends than that are reported by groups, each as late as its last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What was asked for at ``at``: ``permits`` to be sent within ``seconds``, of which ``pending`` were on their way; ``begun`` before it in all."""
+
+    at: float
+    seconds: float
+    permits: int
+    pending: int
+    begun: int
+    sent: Sequence[Sent] | None
 
 
 class Pace:
-    """The sends of one rate in this process."""
+    """The sends of one rate in this process. ``shared``: with other gateways, so that permits are needed."""
 
-    def __init__(self, rate: Rate, burst: int = 1) -> None:
+    def __init__(self, rate: Rate, burst: int = 1, *, shared: bool = False) -> None:
         self.rate = rate
+        self.known = not shared
+        """Whether what others may have sent in the present window was told."""
         self._interval = rate.window_seconds / rate.requests
+        self._burst = burst
         self._tolerance = (burst - 1) * self._interval
         self._due = float("-inf")
         self._sent: deque[float] = deque(maxlen=rate.requests)
+        self._pending = 0
+        self._begun = 0
+        self._permits: float = 0 if shared else math.inf
+        self._until = float("-inf") if shared else math.inf
 
     @property
     def per_second(self) -> float:
         return self.rate.requests / self.rate.window_seconds
 
-    def ready_at(self) -> float:
-        """The earliest time of the next send; in the past where it may be sent now."""
-        even = self._due - self._tolerance
-        if len(self._sent) < self.rate.requests:
-            return even
-        return max(even, self._sent[0] + self.rate.window_seconds)
+    # ---- sending ----------------------------------------------------------------------------------------------------------------------
 
-    def take(self, now: float) -> None:
-        """Note a send at ``now``."""
+    def due_at(self) -> float:
+        """The earliest time of the next send, permits aside; in the past where it is due. Never known while a whole window is on its way."""
+        even = self._due - self._tolerance
+        over = len(self._sent) + self._pending - self.rate.requests
+        if over < 0:
+            return even
+        if over >= len(self._sent):
+            return math.inf
+        return max(even, self._sent[over] + self.rate.window_seconds)
+
+    def permitted(self, now: float) -> bool:
+        """Whether a permit is left that is still good."""
+        return self._permits > 0 and now < self._until
+
+    def may_write(self, now: float) -> bool:
+        """Whether what has begun may still be written: the permits that it counts among are good."""
+        return now < self._until
+
+    def begin(self, now: float) -> None:
+        """A request takes its place at ``now`` and is on its way to be written."""
         behind = min(self._interval, CATCH_UP)
         self._due = max(self._due, now - behind) + self._interval
+        self._pending += 1
+        self._begun += 1
+        self._permits -= 1
+
+    def wrote(self, now: float) -> None:
+        """A request that had begun is written."""
+        self._pending -= 1
         self._sent.append(now)
 
+    def dropped(self) -> None:
+        """A request that had begun is not written after all."""
+        self._pending -= 1
+
     def sends_within(self, now: float, seconds: float) -> float:
-        """How many sends fit from ``now`` on into so many seconds; a fraction where the next one does not."""
-        start = max(now, self.ready_at())
+        """How many sends fit from ``now`` on into so many seconds, permits aside; a fraction where the next one does not."""
+        start = max(now, self.due_at())
         burst = self._tolerance / self._interval if self._due <= now else 0.0
         return burst + max(0.0, (now + seconds - start) / self._interval) + (1.0 if start <= now else 0.0)
+
+    # ---- permits ----------------------------------------------------------------------------------------------------------------------
+
+    def ask(self, now: float, seconds: float) -> Ask:
+        """What to ask for so that nothing but the rate holds anything back for ``seconds``, and what was sent up to now."""
+        most = min(self.rate.requests * math.ceil(seconds / self.rate.window_seconds), math.ceil((seconds + CATCH_UP) / self._interval)) + self._burst
+        return Ask(now, seconds, most + self._pending, self._pending, self._begun, self._report(now) if self.known else None)
+
+    def last_words(self, now: float) -> Ask:
+        """A report by who sends no more."""
+        return Ask(now, 0.0, 0, 0, self._begun, self._report(now) if self.known else None)
+
+    def _report(self, now: float) -> list[Sent]:
+        times = [at for at in self._sent if now - at < self.rate.window_seconds]
+        size = -(-len(times) // REPORTED) or 1
+        return [Sent(now - times[min(start + size, len(times)) - 1], min(size, len(times) - start)) for start in range(0, len(times), size)]
+
+    def granted(self, ask: Ask, now: float, told: Iterable[Sent] | None) -> None:
+        """The permits that were asked for are ours. ``told``: what others may have sent, by the time of an answer that came at ``now``."""
+        if told is not None:
+            self._sent.clear()
+            for one in told:
+                self._sent.extend(itertools.repeat(now - one.seconds_ago, min(one.requests, self.rate.requests)))
+            self.known = True
+        self._permits = ask.permits - ask.pending - (self._begun - ask.begun)
+        self._until = ask.at + ask.seconds
+
+    def forget(self) -> None:
+        """Another gateway may send from now on: our permits are over, and what is sent meanwhile is not known to us."""
+        self._permits = 0
+        self._until = float("-inf")
+        self.known = False

@@ -7,7 +7,7 @@ claims, outcomes can be stored, and no flight's lease was found to be another's.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import structlog
@@ -23,6 +23,7 @@ from rowmill_tool_gateway.failures import Observation
 from rowmill_tool_gateway.flights import Flight, Stage
 from rowmill_tool_gateway.hand import Hand
 from rowmill_tool_gateway.lanes import Lane
+from rowmill_tool_gateway.pacing import Pace
 from rowmill_tool_gateway.receipts import Receipts
 from rowmill_tool_gateway.results import Ended
 from rowmill_tool_gateway.settings import ToolGatewaySettings
@@ -71,17 +72,20 @@ class Sender:
         with contextlib.suppress(SecretMissing):  # each call is told when it is carried out
             await self._credentials.headers(provider)
 
-    async def send(self, lane: Lane, flights: list[Flight]) -> None:
-        """Send the flights of one request, which the lane has counted as open; returns when it ended and its outcome is being stored."""
+    async def send(self, lane: Lane, flights: list[Flight], paces: Sequence[Pace], ended: Callable[[], None]) -> None:
+        """Send the flights of one request, which the lane has counted as open and ``paces`` as begun. ``ended``: told when it is open no more."""
         tool = flights[0].tool
         if not tool.confirmed_by_claim:
             if not self._credentials.resolved(tool.tool.provider):
                 await self.resolve(tool.tool.provider)
             flights = await self._confirm(lane, flights)
-        term = self._shards.term(lane.shard)
-        flights = self._still_ours(flights, term)
+        if len(flights) > 1:
+            flights = self._of_newest_term(flights)
         if not flights:
             lane.finished(None)
+            for pace in paces:
+                pace.dropped()
+            ended()
             return
         inputs = [bytes(flight.input) for flight in flights]
         keys = [idempotency_key(flight.key, flight.payer_run if flight.forced else None) for flight in flights]
@@ -90,33 +94,52 @@ class Sender:
         for flight in flights:
             flight.credential = credential
 
+        term, written = flights[0].term, not paces
+
         def may_send() -> bool:
-            """Whether all of the request is still ours, as right before it was claimed."""
-            return self._shards.term(lane.shard) == term and self._receipts.storing and not any(flight.lost for flight in flights)
+            """Whether all of the request is still ours, as when it was claimed. The first time is when the rate counts it as written."""
+            nonlocal written
+            held = self._shards.term(lane.shard)
+            if held is None or held != term or not self._receipts.storing:
+                return False
+            for flight in flights:
+                if flight.lost or not flight.dispatch:
+                    return False
+            if not written:
+                now = self._clock.monotonic()
+                if not all(pace.may_write(now) for pace in paces):
+                    return False
+                written = True
+                for pace in paces:
+                    pace.wrote(now)
+            return True
 
         started = self._clock.monotonic()
-        ended: list[Ended] = []
+        endings: list[Ended] = []
         try:
-            ended = list(await tool.carrier.carry(inputs, keys, timeout, may_send))
+            endings = list(await tool.carrier.carry(inputs, keys, timeout, may_send))
         except Exception as error:
             log.exception("request_crashed", tool=tool.id)
-            ended = [Observation("crashed", f"the gateway failed: {type(error).__name__}")] * len(flights)
+            endings = [Observation("crashed", f"the gateway failed: {type(error).__name__}")] * len(flights)
         finally:
-            sent = not (ended and isinstance(ended[0], Observation) and ended[0].kind == "not_sent")
+            sent = not (endings and isinstance(endings[0], Observation) and endings[0].kind == "not_sent")
             lane.finished(self._clock.monotonic() - started if sent else None)
+            if not written:
+                for pace in paces:
+                    pace.dropped()
+            ended()
         if sent:
-            self.settle(lane, flights, ended)
+            self.settle(lane, flights, endings)
         else:
             for flight in flights:
                 self._claims.release(flight)
 
-    def _still_ours(self, flights: list[Flight], term: int | None) -> list[Flight]:
-        """Those that may be sent: under the term of their claim or confirmation, since another holder may have sent what is older."""
-        if not self._receipts.storing:
-            term = None
+    def _of_newest_term(self, flights: list[Flight]) -> list[Flight]:
+        """Those whose lease is of the newest term among them: of what is older, another holder may have sent it."""
+        term = max(flight.term or 0 for flight in flights)
         sent: list[Flight] = []
         for flight in flights:
-            if term is not None and flight.term == term and flight.dispatch and not flight.lost:
+            if flight.term == term and flight.dispatch and not flight.lost:
                 sent.append(flight)
             else:
                 self._claims.release(flight)

@@ -33,6 +33,11 @@ class ToolGatewaySettings(ServiceSettings):
     shard_renewal: Seconds = 2.0
     """How often the leases of shards are renewed; a third of their life."""
 
+    permit_life: Seconds = 2.0
+    """How long permits are good; far less than a shard's lease, so that a successor never meets them."""
+    permit_renewal: Seconds = 1.0
+    """How often permits are drawn while calls wait for them; half their life, so that a late answer costs nothing of the rate."""
+
     shard_retry: Seconds = 1.0
     """How soon a shard is asked for again while calls wait for it, or when the receipt-store did not answer within ``shard_renewal``."""
 

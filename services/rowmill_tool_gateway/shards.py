@@ -17,6 +17,7 @@ from rowmill.errors import RowmillError
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.receipts import LeaseShard, ShardsLeased
 from rowmill_contracts.topology import RECEIPTS_SETTLE
+from rowmill_tool_gateway.permits import Permits
 from rowmill_tool_gateway.receipts import Asks
 
 log = structlog.get_logger()
@@ -31,7 +32,9 @@ class _Lease:
 
 
 class ShardLeases:
-    """``changed``: told a shard when it was gained. ``busy``: whether calls of a shard are in hand."""
+    """``changed``: told a shard when it was gained or permits for it were. ``busy``: whether calls of a shard are in hand. ``permit_renewal``: how
+    often permits are drawn while lanes need them.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,8 @@ class ShardLeases:
         clock: Clock,
         renewal: float,
         retry: float,
+        permits: Permits,
+        permit_renewal: float,
         changed: Callable[[int], None],
         busy: Callable[[int], bool],
     ) -> None:
@@ -49,10 +54,13 @@ class ShardLeases:
         self._clock = clock
         self._renewal = renewal
         self._retry = retry
+        self._permits = permits
+        self._permit_renewal = permit_renewal
         self._changed = changed
         self._busy = busy
         self._leases: dict[int, _Lease] = {}
         self._wake = asyncio.Event()
+        self._drawing = False
 
     def want(self, shard: int) -> None:
         """A call of this shard came: its queue is ours, so its lease should be."""
@@ -81,7 +89,12 @@ class ShardLeases:
         lease = self._leases.get(shard)
         if lease is not None:
             lease.until = float("-inf")
+            self._permits.lost(shard)
             self._wake.set()
+
+    def draw_soon(self) -> None:
+        """A lane has work and no permits."""
+        self._wake.set()
 
     def doubt(self) -> None:
         """The broker may have given the queues to another gateway: shards without calls in hand are let go, the others once they have none."""
@@ -98,6 +111,8 @@ class ShardLeases:
             answered = await self._renew()
             missing = any(not self.holds(shard) and self._busy(shard) for shard in self._leases)
             pause = self._retry if missing or not answered else self._renewal
+            if self._drawing:
+                pause = min(pause, self._permit_renewal)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
@@ -112,31 +127,44 @@ class ShardLeases:
         if not shards:
             return True
         asked = self._clock.monotonic()
+        drawings = self._permits.draws(shards, asked)
+        self._drawing = bool(drawings)
+        request = LeaseShard(holder=self._holder, shards=shards, draws=[drawing.draw for drawing in drawings])
         try:
-            reply = await self._asks.ask(LeaseShard(holder=self._holder, shards=shards), RECEIPTS_SETTLE, ShardsLeased, timeout=self._renewal)
+            reply = await self._asks.ask(request, RECEIPTS_SETTLE, ShardsLeased, timeout=self._renewal)
         except RowmillError as error:
             log.warning("shards_not_leased", shards=shards, error=str(error))
             return False
+        changed = {drawing.window.shard for drawing in drawings}
         for answer in reply.shards:
             lease = self._leases.get(answer.shard)
             if lease is None:
                 continue
             held = self.holds(answer.shard)
+            if not answer.held or answer.term != lease.term:
+                self._permits.lost(answer.shard)
             lease.term = answer.term
             lease.elsewhere = not answer.held
             lease.until = asked + answer.seconds if answer.held else float("-inf")
             if held != self.holds(answer.shard):
                 log.info("shard_taken" if answer.held else "shard_lost", shard=answer.shard, term=answer.term)
                 if answer.held:
-                    self._changed(answer.shard)
+                    changed.add(answer.shard)
+        terms = {answer.shard: answer.term for answer in reply.shards if answer.held and answer.shard in self._leases}
+        self._permits.drawn(drawings, reply.drawn, terms, self._clock.monotonic())
+        for shard in changed:
+            self._changed(shard)
         return True
 
     async def _let_go(self, shards: list[int]) -> None:
         if not shards:
             return
+        drawings = self._permits.last_words(shards, self._clock.monotonic())
         for shard in shards:
             del self._leases[shard]
+            self._permits.lost(shard)
+        request = LeaseShard(holder=self._holder, shards=shards, release=True, draws=[drawing.draw for drawing in drawings])
         try:
-            await self._asks.ask(LeaseShard(holder=self._holder, shards=shards, release=True), RECEIPTS_SETTLE, ShardsLeased, timeout=self._retry)
+            await self._asks.ask(request, RECEIPTS_SETTLE, ShardsLeased, timeout=self._retry)
         except RowmillError as error:
             log.info("shards_not_released", shards=shards, error=str(error))

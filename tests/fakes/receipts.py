@@ -24,6 +24,8 @@ from rowmill_contracts.receipts import (
     Confirm,
     ConfirmAnswer,
     Confirmed,
+    Draw,
+    Drawn,
     Fail,
     FailedCall,
     HaltRun,
@@ -35,6 +37,7 @@ from rowmill_contracts.receipts import (
     Renew,
     Renewed,
     RunHalted,
+    Sent,
     ShardLease,
     ShardsLeased,
     StoreAnswer,
@@ -66,6 +69,22 @@ class Shard:
     term: int = 0
     expires: float = 0.0
     ended_term: int = 0
+
+
+@dataclass
+class Window:
+    term: int
+    number: int
+    at: float
+    sent: list[Sent]
+    permits: int
+    seconds: float
+
+    def may_have_sent(self, now: float, span: float) -> list[Sent]:
+        sent = [Sent(one.seconds_ago + now - self.at, one.requests) for one in self.sent]
+        if self.permits:
+            sent.append(Sent(now - self.at - self.seconds, self.permits))
+        return sorted((one for one in sent if one.seconds_ago < span), key=lambda one: -one.seconds_ago)
 
 
 @dataclass
@@ -105,6 +124,7 @@ class MemoryReceipts:
         self.failures: dict[tuple[str, str], tuple[ToolFailure, float]] = {}
         self.shards: dict[int, Shard] = {}
         self.runs: dict[str, Run] = {}
+        self.windows: dict[str, Window] = {}
         self._now = now
         self._queued = queued
         self._running = running
@@ -126,8 +146,12 @@ class MemoryReceipts:
                 return Completed(answers=[self._fail(failed) for failed in request.failures])
             case Release():
                 return Released(released=sum(self._release(lease) for lease in request.leases))
+            case LeaseShard(release=True):
+                drawn = [self._draw(draw, request.holder) for draw in request.draws]
+                return ShardsLeased(shards=[self._lease_shard(shard, request) for shard in request.shards], drawn=drawn)
             case LeaseShard():
-                return ShardsLeased(shards=[self._lease_shard(shard, request) for shard in request.shards])
+                leases = [self._lease_shard(shard, request) for shard in request.shards]
+                return ShardsLeased(shards=leases, drawn=[self._draw(draw, request.holder) for draw in request.draws])
             case HaltRun():
                 return self._halt(request)
             case other:
@@ -323,6 +347,18 @@ class MemoryReceipts:
             shard.holder = request.holder
         shard.expires = self._now() + self._shard
         return ShardLease(shard=number, held=True, term=shard.term, seconds=self._shard)
+
+    def _draw(self, draw: Draw, holder: str) -> Drawn:
+        shard = self.shards.get(draw.shard)
+        stored = self.windows.get(draw.window)
+        if shard is None or shard.holder != holder or (stored is not None and (stored.term, stored.number) >= (shard.term, draw.number)):
+            return Drawn(granted=False)
+        told = None
+        if draw.sent is None or draw.term != shard.term:
+            told = [] if stored is None else stored.may_have_sent(self._now(), draw.span)
+        sent = draw.sent if told is None else told
+        self.windows[draw.window] = Window(shard.term, draw.number, self._now(), list(sent or []), draw.permits, draw.seconds)
+        return Drawn(granted=True, sent=told)
 
     def _halt(self, request: HaltRun) -> RunHalted:
         run = self._run(request.run_id)

@@ -26,6 +26,8 @@ from rowmill_contracts.receipts import (
     Confirm,
     ConfirmAnswer,
     Confirmed,
+    Draw,
+    Drawn,
     Fail,
     FailedCall,
     HaltRun,
@@ -37,6 +39,7 @@ from rowmill_contracts.receipts import (
     Renew,
     Renewed,
     RunHalted,
+    Sent,
     ShardLease,
     ShardsLeased,
     StoreAnswer,
@@ -95,6 +98,10 @@ class Asker:
 
     async def shard(self, shard: int, holder: str, *, release: bool = False) -> ShardLease:
         return (await self.ask(LeaseShard(holder=holder, shards=[shard], release=release), ShardsLeased)).shards[0]
+
+    async def draw(self, holder: str, draw: Draw, *, release: bool = False) -> Drawn:
+        request = LeaseShard(holder=holder, shards=[draw.shard], release=release, draws=[draw])
+        return (await self.ask(request, ShardsLeased)).drawn[0]
 
     async def halt(self, action: Any, budget: str | None = None) -> str:
         request = HaltRun(run_id=self.run, action=action, budget=None if budget is None else Decimal(budget))
@@ -294,3 +301,37 @@ async def test_a_budget_is_reserved_spent_and_refunded(store: Asker, key: str) -
     await store.fail(keys[2], 1)
     assert (await store.claim(keys[3], confirm=True, cost=cost)).state == "over_budget"
     assert (await store.claim(key)).state == "granted"
+
+
+async def test_who_takes_a_shard_over_is_told_what_its_predecessor_may_have_sent(store: Asker, key: str) -> None:
+    shard = next(_shards)
+    term = (await store.shard(shard, "gateway-1")).term
+    draw = Draw(window=key, shard=shard, number=1, permits=7, seconds=2.0, span=60.0)
+    assert await store.draw("gateway-1", draw) == Drawn(granted=True, sent=[]), "nothing is known of a window that nobody drew for"
+    known = msgspec.structs.replace(draw, number=2, term=term, sent=[Sent(30.0, 4), Sent(1.0, 2)])
+    assert await store.draw("gateway-1", known) == Drawn(granted=True), "the holder knows better"
+    assert await store.draw("gateway-1", draw) == Drawn(granted=False), "an older draw comes too late"
+    assert await store.draw("gateway-2", msgspec.structs.replace(draw, number=9)) == Drawn(granted=False), "another holds the shard"
+
+    last = msgspec.structs.replace(known, number=3, permits=5, seconds=0.0, sent=[Sent(31.0, 4), Sent(59.9, 9), Sent(2.0, 2), Sent(0.5, 3)])
+    assert (await store.draw("gateway-1", last, release=True)).granted
+    told = (await store.draw("gateway-2", msgspec.structs.replace(draw, number=1, span=58.0))).sent
+    assert told is not None
+    assert [one.requests for one in told] == [4, 2, 3, 5], "oldest first, within the span, permits as late as they go"
+    for one, least in zip(told, [31.0, 2.0, 0.5, 0.0], strict=True):
+        assert least <= one.seconds_ago < least + 20
+    assert await store.draw("gateway-1", msgspec.structs.replace(last, number=4)) == Drawn(granted=False), "its term is over"
+
+
+async def test_a_report_of_a_former_term_is_not_believed(store: Asker, key: str) -> None:
+    shard = next(_shards)
+    first = (await store.shard(shard, "gateway-1")).term
+    draw = Draw(window=key, shard=shard, number=1, permits=3, seconds=1000.0, span=60.0)
+    await store.draw("gateway-1", draw)
+    await store.shard(shard, "gateway-1", release=True)
+    await store.shard(shard, "gateway-2")
+    await store.shard(shard, "gateway-2", release=True)
+    told = (await store.draw("gateway-1", msgspec.structs.replace(draw, number=2, term=first, sent=[]))).sent
+    assert told is not None
+    assert [one.requests for one in told] == [3]
+    assert told[0].seconds_ago < 0, "its permits are still good"

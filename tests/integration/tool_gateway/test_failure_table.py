@@ -31,9 +31,11 @@ from rowmill_contracts.envelope import Message, decode, encode
 from rowmill_contracts.receipts import ClaimReceipts
 from rowmill_contracts.tools import CallItem, CallOutcome, ToolCalls, ToolResults
 from rowmill_receipt_store.handlers import Handlers
+from rowmill_receipt_store.leasing import Leasing
 from rowmill_receipt_store.merging import Merger
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Store
+from rowmill_receipt_store.window_store import WindowStore
 from rowmill_tool_gateway.credentials import Credentials, Redactor
 from rowmill_tool_gateway.engine import Engine
 from rowmill_tool_gateway.http_direct import DirectPort
@@ -142,7 +144,8 @@ class RealStore:
         store = Store(database, queued_lease=10, running_lease=60, shard_lease=6, answer_bytes=2**23)
         receipts = Receipts(store, held_poll=0.25, output_limit=2**23)
         merger = Merger(statements=2, max_items=1000, max_bytes=2**24)
-        self._handlers = Handlers(cast("Any", self), receipts, cast("Any", None), merger)  # it answers through us, and no operator asks
+        leasing = Leasing(receipts, WindowStore(database))
+        self._handlers = Handlers(cast("Any", self), receipts, leasing, cast("Any", None), merger)  # it answers through us, and no operator asks
         self._replies: dict[str, Message] = {}
         self.failures: list[Message] = []
         self.outcomes: dict[str, CallOutcome] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 
@@ -21,8 +22,9 @@ def sends(pace: Pace, until: float, lateness: random.Random) -> list[float]:
     """Send as often as the pace allows, each time a little late, as timers are."""
     now, times = 0.0, []
     while now < until:
-        now = max(now, pace.ready_at()) + lateness.random() * 0.004
-        pace.take(now)
+        now = max(now, pace.due_at()) + lateness.random() * 0.004
+        pace.begin(now)
+        pace.wrote(now)
         times.append(now)
     return times
 
@@ -35,12 +37,30 @@ def test_a_rate_is_never_exceeded_in_any_window_and_used_to_the_full() -> None:
         assert len(times) >= 0.98 * 10 * rate.requests
 
 
+def test_a_request_that_is_written_late_holds_its_place_until_then() -> None:
+    """Connections may open slowly, and then all at once: what counts is when requests are written."""
+    pace = Pace(Rate(10, 1.0), burst=10)
+    for _ in range(4):
+        pace.begin(0.0)  # these connect for a while
+    for _ in range(6):
+        pace.begin(0.0)
+        pace.wrote(0.0)
+    assert pace.due_at() == math.inf or pace.due_at() >= 1.0
+    for number in range(6):
+        assert pace.due_at() <= 1.0 + number / 10
+        pace.begin(1.0 + number / 10)
+        pace.wrote(1.0 + number / 10)
+    for _ in range(4):
+        pace.wrote(1.5)
+    assert pace.due_at() >= 2.0, "ten were written between 1.0 and 1.5"
+
+
 def test_there_is_no_burst_unless_it_is_declared() -> None:
     even, bursting = Pace(Rate(10, 1.0)), Pace(Rate(10, 1.0), burst=5)
     for pace, at_once in ((even, 1), (bursting, 5)):
         taken = 0
-        while pace.ready_at() <= 100.0:
-            pace.take(100.0)
+        while pace.due_at() <= 100.0:
+            pace.begin(100.0)
             taken += 1
         assert taken == at_once
 
