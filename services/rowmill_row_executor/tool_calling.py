@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from rowmill.durations import Duration, optional_seconds
 from rowmill.encoding.canonical import canonical
-from rowmill.encoding.receipts import receipt_key
+from rowmill.encoding.receipts import receipt_key, scope_of
 from rowmill.errors import InputInvalid, OutputInvalid, ToolFailed
 from rowmill.tool_results import Execution, ToolResult
 from rowmill.tools import Tool, tool_of
@@ -69,7 +69,8 @@ def prepare(
 ) -> PreparedCall:
     """Check a call and make the item that travels.
 
-    ``caller``: ``<dataset>/<row key>``, or empty for the body. ``asked``: when it was first asked for, seconds since the epoch. ``max_wait``: seconds
+    ``caller``: ``<dataset>/<row key>``, or empty for the body; with the call's ``id`` (its tool's, if none is given) it names the logical call, which
+    is the same in every replay, delivery and attempt. ``asked``: when it was first asked for, seconds since the epoch. ``max_wait``: seconds
     that it waits for a provider that does not serve (its tool's own limit bounds every wait). Raises `InputInvalid` naming field and value,
     `UnknownName`, `DefinitionError`.
     """
@@ -78,19 +79,21 @@ def prepare(
     if len(encoded) > MAX_INPUT_BYTES:
         raise InputInvalid(f"input of tool {definition.id!r} is {len(encoded)} bytes; at most {MAX_INPUT_BYTES} are allowed")
     provider = definition.provider
+    name = id or definition.id
+    scope = scope_of(definition.cache, play=asker.play, run_id=asker.run_id, caller=caller, call=name)
     item = CallItem(
         call_id=call_id,
         tool=definition.id,
-        receipt_key=receipt_key(asker.org, "", definition.id, definition.version, encoded, provider.credential_scope),
+        receipt_key=receipt_key(asker.org, scope, definition.id, definition.version, encoded, provider.credential_scope),
         input=msgspec.Raw(encoded),
         row=caller,
         asked=asked,
         force=force,
-        stale_after=optional_seconds(stale_after),
+        stale_after=definition.stale_after if stale_after is None else optional_seconds(stale_after),
         timeout=optional_seconds(timeout),
         max_wait=max_wait,
     )
-    return PreparedCall(id or definition.id, definition, _shard_of(asker.org, provider.name), item)
+    return PreparedCall(name, definition, _shard_of(asker.org, provider.name), item)
 
 
 def result_of(call: PreparedCall, outcome: CallOutcome) -> ToolResult[Any]:

@@ -9,7 +9,8 @@ from decimal import Decimal
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from rowmill.durations import Duration, Rate, seconds
+from rowmill.durations import Duration, Rate, optional_seconds, seconds
+from rowmill.encoding.receipts import Cache
 from rowmill.errors import DefinitionError, ToolError
 from rowmill.names import routing_word, snake_case
 from rowmill.tools import Batch, Cost, Effect, FunctionTool, HttpTool, Tool
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_WAIT = 3600.0
 """Seconds that a call may wait in all (SPEC 4.4)."""
-_EFFECTS = ("read", "idempotent", "non_idempotent")
+_EFFECTS = get_args(Effect)
+_CACHES = get_args(Cache)
 _LISTS = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 
 
@@ -28,7 +30,9 @@ class FunctionToolOptions(TypedDict, total=False):
 
     ``no_result``: HTTP statuses that mean "nothing found". ``timeout``: from dispatch. ``max_wait``: over all waiting. ``rate``: a second limit
     besides the provider's. ``retry_5xx``: whether a 5xx answer may be repeated (default: where the effect allows). ``version``: part of
-    the receipts' keys.
+    the receipts' keys. ``cache``: who shares results: the ``"org"`` (default), the ``"play"``, the ``"run"``, or ``"none"``: each call of a
+    row is made and paid for by itself, and still once, however often the row is worked. ``stale_after``: results that were older than that
+    when a run started do not serve it (default: for ever; a call may say otherwise).
     """
 
     effect: Required[Effect]
@@ -39,6 +43,8 @@ class FunctionToolOptions(TypedDict, total=False):
     max_wait: Duration | None
     rate: str | Rate | None
     retry_5xx: bool | None
+    cache: Cache
+    stale_after: Duration | None
 
 
 class ToolOptions(FunctionToolOptions, total=False):
@@ -106,6 +112,9 @@ def _common(provider: Provider, name: str, options: FunctionToolOptions) -> dict
     cost = options.get("cost", Decimal(0))
     if isinstance(cost, float | bool) or not (callable(cost) or (isinstance(cost, Decimal | int) and cost >= 0)):
         raise DefinitionError(f"tool '{provider.name}.{name}': cost is a Decimal that is not negative, or a function of the input, not {cost!r}")
+    cache = options.get("cache", "org")
+    if cache not in _CACHES:
+        raise DefinitionError(f"tool '{provider.name}.{name}': cache must be one of {', '.join(_CACHES)}, not {cache!r}")
     timeout, max_wait, rate, retry_5xx = options.get("timeout"), options.get("max_wait"), options.get("rate"), options.get("retry_5xx")
     return {
         "effect": effect,
@@ -115,6 +124,8 @@ def _common(provider: Provider, name: str, options: FunctionToolOptions) -> dict
         "timeout": provider.timeout if timeout is None else seconds(timeout),
         "max_wait": DEFAULT_MAX_WAIT if max_wait is None else seconds(max_wait),
         "rate": None if rate is None else Rate.parse(rate),
+        "cache": cache,
+        "stale_after": optional_seconds(options.get("stale_after")),
         "retry_5xx": effect != "non_idempotent" if retry_5xx is None else retry_5xx,
     }
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 from pydantic import TypeAdapter, ValidationError
 
 from rowmill import registry
+from rowmill.encoding.receipts import Cache
 from rowmill.errors import DefinitionError, InputInvalid, OutputInvalid, ToolError
 from rowmill.tool_results import Execution, Extract, ResultStatus, ToolResult, values_at
 from rowmill.validation import explain
@@ -129,7 +130,8 @@ class FunctionTool(Generic[In, Out]):
 class Tool:
     """Everything known about a tool. Durations are seconds; ``timeout`` counts from dispatch, ``max_wait`` over all waiting.
 
-    ``version`` is part of every receipt's key: raising it makes earlier results unusable. ``definition``: the class or `FunctionTool`.
+    ``version`` is part of every receipt's key: raising it makes earlier results unusable. ``cache``: who shares its results. ``stale_after``: results
+    that were older than that when a run started do not serve the run (None: they serve for ever). ``definition``: the class or `FunctionTool`.
     """
 
     id: str
@@ -152,6 +154,8 @@ class Tool:
     retry_5xx: bool = True
     blocking: bool = False
     version: str = "1"
+    cache: Cache = "org"
+    stale_after: float | None = None
     function: Callable[..., Any] | None = None
     definition: Any = None
 

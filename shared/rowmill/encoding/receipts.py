@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 import msgspec
 
-from rowmill.errors import UsageError
+Cache = Literal["org", "play", "run", "none"]
+"""Who shares the result of a call: every play of the organisation, its play, its run, or nobody but the same logical call made again."""
 
 _SHORT = 12
 
@@ -30,15 +32,19 @@ def idempotency_key(receipt_key: str, forced_run_id: str | None = None) -> str:
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
 
 
-def scope_of(cache: str, play: str, run_id: str) -> str:
-    """The scope of a receipt: ``org`` shares with every play, ``play`` within the play, ``run`` within the run. Raises `UsageError`."""
-    if cache == "org":
-        return ""
-    if cache == "play":
-        return f"play:{play}"
-    if cache == "run":
-        return f"run:{run_id}"
-    raise UsageError(f"cache must be one of org, play, run, not {cache!r}")
+def scope_of(cache: Cache, *, play: str, run_id: str, caller: str, call: str) -> str:
+    """The scope of a receipt: who shares it. ``caller`` (a row, or the body) and ``call`` (its id there) name the logical call within its run,
+    whatever delivery, wait or attempt it is made in.
+    """
+    match cache:
+        case "org":
+            return ""
+        case "play":
+            return f"play:{play}"
+        case "run":
+            return f"run:{run_id}"
+        case "none":
+            return f"call:{msgspec.json.encode([run_id, caller, call]).decode()}"
 
 
 def short_digest(receipt_key: str) -> str:
