@@ -81,3 +81,45 @@ class Control(Message, frozen=True, kw_only=True):
 
     run_id: str
     action: Literal["stop", "halt", "resume"]
+
+
+@message()
+class AskLanes(Message, frozen=True, kw_only=True):
+    """A question on the fanout `rowmill.control`: each gateway that hears it answers with `LanesShown` on ``reply_to``."""
+
+    org: str | None = None
+    provider: str | None = None
+
+
+class LaneView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A lane as the gateway sees it at this moment.
+
+    ``held``: the gateway has the lane's shard, which is the right to spend. ``closed_seconds``: until it sends again. ``unavailable_seconds``: for
+    how long the provider has not served. ``probing``: it was unreachable, and one request at a time finds out whether it is back.
+    ``permits``: requests that its rate allows within the next second, None where it has none. ``in_flight``: requests open now, of
+    ``concurrency`` at most. ``waiting``: calls in hand whose request is not open. ``oldest_asked``: when the first of them was first asked for, in
+    seconds since the epoch.
+    """
+
+    org: str
+    provider: str
+    shard: int
+    held: bool
+    concurrency: int
+    in_flight: int = 0
+    waiting: int = 0
+    oldest_asked: float | None = None
+    closed_seconds: float | None = None
+    unavailable_seconds: float | None = None
+    probing: bool = False
+    rate: str | None = None
+    permits: int | None = None
+
+
+@message()
+class LanesShown(Message, frozen=True, kw_only=True):
+    """One gateway's answer. ``storing``: it can store outcomes, without which it sends nothing (SPEC 3.9)."""
+
+    gateway: str
+    lanes: list[LaneView]
+    storing: bool = True

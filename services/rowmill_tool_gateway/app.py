@@ -66,7 +66,7 @@ class App:
             clock=SystemClock(),
             connected=lambda: self._bus.connected,
         )
-        handlers = Handlers(engine)
+        handlers = Handlers(engine, self._bus)
         self._bus.on_reconnect(engine.reconnected)
         for shard in range(SHARDS):
             await self._bus.consume(

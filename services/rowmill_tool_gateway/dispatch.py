@@ -136,6 +136,11 @@ class Dispatcher:
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
 
+    @property
+    def lanes(self) -> list[Lane]:
+        """Every lane that had a call."""
+        return [traffic.lane for traffic in self._traffic.values()]
+
     def look_again(self, shard: int | None = None) -> None:
         """Something that held lanes back may be over: those of a shard, or all."""
         for traffic in self._traffic.values():

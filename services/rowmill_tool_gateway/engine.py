@@ -9,12 +9,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rowmill.runtime.clock import Clock
+from rowmill_contracts.events import AskLanes, LanesShown
 from rowmill_contracts.tools import ToolCalls
 from rowmill_tool_gateway.answers import Answers, Replies
 from rowmill_tool_gateway.credentials import Credentials
 from rowmill_tool_gateway.dispatch import Dispatcher
 from rowmill_tool_gateway.flights import Page
 from rowmill_tool_gateway.hand import Hand
+from rowmill_tool_gateway.lane_views import lanes_shown
 from rowmill_tool_gateway.permits import Permits
 from rowmill_tool_gateway.receipts import Asks, Receipts
 from rowmill_tool_gateway.sending import Sender
@@ -50,6 +52,7 @@ class Engine:
     ) -> None:
         self._settings = settings
         self._clock = clock
+        self._holder = holder
         self._answers = Answers(neighbours, gather=settings.page_gather)
         # The lambdas name parts that are built further down.
         self._receipts = Receipts(
@@ -111,6 +114,10 @@ class Engine:
 
     def take(self, message: ToolCalls, reply_to: str) -> Page:
         return self.hand.take(message, reply_to)
+
+    def show(self, question: AskLanes) -> LanesShown:
+        """The lanes asked for, as they are now."""
+        return lanes_shown(question, self._holder, self.dispatcher.lanes, self.hand.flights.values(), self.shards, self._receipts, self._clock)
 
     async def stop(self, timeout: float) -> None:
         """Defer what was not sent, wait for what was (for ``timeout`` seconds at most), give the shards up."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from rowmill.runtime.deliveries import Delivery, Rejected
-from rowmill_contracts.events import Control
+from rowmill_contracts.events import AskLanes, Control
 from rowmill_contracts.tools import ToolCalls
+from rowmill_tool_gateway.answers import Replies
 from rowmill_tool_gateway.engine import Engine
 
 
 class Handlers:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, replies: Replies) -> None:
         self._engine = engine
+        self._replies = replies
 
     async def calls(self, delivery: Delivery) -> None:
         """Work a page of calls; returns once each was answered, so only then it is acknowledged."""
@@ -23,9 +25,11 @@ class Handlers:
                 raise Rejected(f"{other.message_type} is not for the tool gateway")
 
     async def control(self, delivery: Delivery) -> None:
-        """A hint that a run stopped or was halted."""
+        """A hint that a run stopped or was halted, or an operator's question."""
         match delivery.message:
             case Control(run_id=run_id, action="stop" | "halt"):
                 self._engine.dispatcher.give_back(run_id)
+            case AskLanes() as question if delivery.reply_to:
+                await self._replies.send_reply(delivery.reply_to, self._engine.show(question))
             case _:
                 pass  # a resumed run's calls come anew

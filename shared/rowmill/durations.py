@@ -71,3 +71,9 @@ class Rate(NamedTuple):
         if found is None or int(found[1]) == 0 or float(found[2] or 1) == 0:
             raise DefinitionError(f"{rate!r} is not a rate: write requests per unit, such as '10/s', '60/min', '1000/h', '100/30s'")
         return cls(int(found[1]), float(found[2] or 1) * _UNIT_SECONDS[found[3]])
+
+    @property
+    def text(self) -> str:
+        """As it is written; `parse` reads it."""
+        unit = {1.0: "s", 60.0: "min", 3600.0: "h"}.get(self.window_seconds, f"{self.window_seconds:g}s")
+        return f"{self.requests}/{unit}"

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rowmill.cli import dev, dlq, doctor, plays, receipts, run, runs, serve, up
+from rowmill.cli import dev, dlq, doctor, lanes, plays, receipts, run, runs, serve, tools, up
 from rowmill.errors import RowmillError, UsageError
 
 
@@ -74,7 +74,9 @@ app.command("run")(run.run)
 app.command("up")(up.up)
 app.command("serve")(serve.serve)
 app.command("doctor")(doctor.doctor)
+app.command("lanes")(lanes.lanes)
 app.add_typer(plays.app, name="plays")
+app.add_typer(tools.app, name="tools")
 app.add_typer(runs.app, name="runs")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(receipts.app, name="receipts")

@@ -383,7 +383,10 @@ class Bus:
         async def on_message(_session: Session, incoming: AbstractIncomingMessage) -> None:
             try:
                 message = decode(incoming.type, incoming.body)
-                await handler(Delivery(message=message, body=incoming.body, queue="", message_id=incoming.message_id or ""))
+                delivery = Delivery(
+                    message=message, body=incoming.body, queue="", message_id=incoming.message_id or "", reply_to=incoming.reply_to or None
+                )
+                await handler(delivery)
             except (UndecodableMessage, RowmillError) as error:
                 log.warning("listener_failed", error=str(error), message_type=incoming.type)
             with contextlib.suppress(*TRANSPORT_ERRORS):
