@@ -11,7 +11,11 @@ from typing import Any
 
 import asyncpg
 
+from rowmill_contracts.receipts import HaltRun
+from rowmill_contracts.runs import Limits, limits_of
+
 QUEUED, RUNNING, SHARD = 10.0, 60.0, 6.0
+NOTHING = (Decimal(0), 0, 0)
 
 
 @dataclass(eq=False)
@@ -50,14 +54,37 @@ class KeyLedger:
 
 
 @dataclass
+class RunLedger:
+    """How a run stands by the newest decision that has arrived. ``decided``: how many were taken, arrived or not."""
+
+    state: str = "running"
+    decision: int = 0
+    limits: Limits = field(default_factory=Limits)
+    deadline: float | None = None
+    decided: int = 0
+
+    def arrived(self, request: HaltRun) -> bool:
+        """A decision has arrived, in whatever order; whether it is newer than all before."""
+        newer = request.decision > self.decision
+        if newer:
+            self.decision, self.limits, self.deadline = request.decision, limits_of(request.budget), request.deadline
+        if self.state != "stopped" and (newer or request.action == "stop"):
+            self.state = {"stop": "stopped", "halt": "halted", "resume": "running"}[request.action]
+        return newer
+
+    def late(self, now: float) -> bool:
+        return self.deadline is not None and self.deadline <= now
+
+
+@dataclass
 class Ledger:
     """All keys of one history. ``ended``: by shard, the term up to which leases ended with it."""
 
     keys: dict[bytes, KeyLedger]
-    run_states: dict[str, str] = field(default_factory=dict)
+    runs: dict[str, RunLedger] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     before: dict[bytes, asyncpg.Record] = field(default_factory=dict)
-    charged: dict[str, Decimal] = field(default_factory=dict)
+    charged: dict[str, tuple[Decimal, int, int]] = field(default_factory=dict)
 
     # ---- answers ----------------------------------------------------------------------------------------------------------------------
 
@@ -67,7 +94,7 @@ class Ledger:
             return False
         if lease.shard is not None and lease.term is not None and lease.term <= self.ended.get(lease.shard, 0):
             return False
-        return lease.dispatch > 0 or self.run_states[lease.run] == "running"
+        return lease.dispatch > 0 or (self.runs[lease.run].state == "running" and not self.runs[lease.run].late(now))
 
     def end_unsent(self, run: str) -> None:
         """The run was halted: whoever wants them may have its unsent claims from now on."""
@@ -83,24 +110,33 @@ class Ledger:
 
     # ---- tables -----------------------------------------------------------------------------------------------------------------------
 
-    async def look(self, connection: asyncpg.Connection[Any], budgets: dict[str, Decimal]) -> None:
+    async def look(self, connection: asyncpg.Connection[Any]) -> None:
         """Compare the tables with what they held at the last look, and with what was reported meanwhile."""
         receipts = {row["key"]: row for row in await connection.fetch(_RECEIPTS, list(self.keys))}
         for key, row in receipts.items():
             self._receipt(self.keys[key], self.before.get(key), row)
         assert set(self.before) <= set(receipts), "a receipt is gone"
-        runs = {row["run_id"]: row for row in await connection.fetch(_RUNS, list(self.run_states))}
-        sums: dict[str, Decimal] = {}
-        for charge in await connection.fetch(_CHARGES, list(self.run_states)):
+        runs = {row["run_id"]: row for row in await connection.fetch(_RUNS, list(self.runs))}
+        sums: dict[str, tuple[Decimal, int, int]] = {}
+        called: set[tuple[str, bytes]] = set()
+        for charge in await connection.fetch(_CHARGES, list(self.runs)):
             self._charge(charge, receipts[charge["key"]])
+            money, calls, retries = sums.get(charge["run_id"], NOTHING)
             amount = charge["reserved"] if charge["spent"] is None else charge["spent"]
-            sums[charge["run_id"]] = sums.get(charge["run_id"], Decimal(0)) + amount
+            sums[charge["run_id"]] = (money + amount, calls + charge["calls"], retries + charge["retries"])
+            assert charge["calls"] + charge["retries"] in {0, 1}, f"{charge} is one dispatch"
+            if charge["calls"]:
+                assert (charge["run_id"], charge["key"]) not in called, f"{charge} is not the first dispatch of its call"
+                called.add((charge["run_id"], charge["key"]))
         for run, row in runs.items():
-            total = sums.get(run, Decimal(0))
-            assert row["charged"] == total, f"{run} is charged {row['charged']}, its charges sum up to {total}"
-            assert row["budget"] == budgets.get(run), f"{run} has the budget {row['budget']}"
-            if row["budget"] is not None and total > self.charged.get(run, Decimal(0)):
-                assert total <= row["budget"], f"{run} is charged {total} of {row['budget']}"
+            known = self.runs[run]
+            assert (row["state"], row["decision"]) == (known.state, known.decision), f"{run} is {row['state']} under decision {row['decision']}"
+            spent, before = sums.get(run, NOTHING), self.charged.get(run, NOTHING)
+            assert (row["charged"], row["calls"], row["retries"]) == spent, f"{run} is charged {row}, its charges sum up to {spent}"
+            limits: tuple[Any, ...] = (known.limits.money, known.limits.calls, known.limits.retries)
+            assert (row["budget"], row["calls_limit"], row["retries_limit"]) == limits, f"{run} has the budgets {row}"
+            for number, limit in enumerate(limits):
+                assert limit is None or spent[number] <= max(before[number], limit), f"{run} is charged {spent} of {limits}"
         self.before, self.charged = receipts, sums
 
     def _receipt(self, key: KeyLedger, before: asyncpg.Record | None, now: asyncpg.Record) -> None:
@@ -136,5 +172,5 @@ class Ledger:
 _RECEIPTS = """
 SELECT key, revision, state, dispatch, run_id, lease_id, reserved, output, output_dispatch FROM receipts WHERE key = ANY ($1::bytea[])
 """
-_RUNS = "SELECT run_id, state, budget, charged FROM runs WHERE run_id = ANY ($1::text[])"
-_CHARGES = "SELECT run_id, key, dispatch, reserved, spent, unknown FROM charges WHERE run_id = ANY ($1::text[])"
+_RUNS = "SELECT run_id, state, decision, budget, charged, calls_limit, calls, retries_limit, retries FROM runs WHERE run_id = ANY ($1::text[])"
+_CHARGES = "SELECT run_id, key, dispatch, reserved, spent, unknown, calls, retries FROM charges WHERE run_id = ANY ($1::text[])"

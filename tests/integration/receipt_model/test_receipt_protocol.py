@@ -26,6 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from rowmill.runtime.db import Database
 from rowmill_contracts.receipts import Claim, ClaimReceipts, HaltRun, LeaseShard, ReplayReceipt, SettleReceipt
+from rowmill_contracts.runs import Limits
 from rowmill_contracts.tools import ToolFailure
 from rowmill_receipt_store.leases import Found, Wanted
 from rowmill_receipt_store.operating import Operating
@@ -33,13 +34,23 @@ from rowmill_receipt_store.operator_store import OperatorStore
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Completed, Failed, Lease, Sought, Store
 
-from .protocol_model import QUEUED, RUNNING, SHARD, KeyLedger, Ledger, Told
+from .protocol_model import QUEUED, RUNNING, SHARD, KeyLedger, Ledger, RunLedger, Told
 
 pytestmark = pytest.mark.servers
 
 EFFECTS = ("read", "idempotent", "non_idempotent")
 COSTS = (Decimal(0), Decimal("0.01"), Decimal("0.03"))
 OUTPUT_LIMIT = 64
+LIMITS = (
+    None,
+    Limits(money=Decimal("0.01")),
+    Limits(calls=2, retries=1),
+    Limits(money=Decimal("0.04")),
+    Limits(money=Decimal("0.09"), calls=4),
+    Limits(retries=0, wall_time=90),
+    Limits(money=Decimal("0.03"), calls=3, retries=2, wall_time=400),
+    Limits(money=Decimal("0.09")),
+)
 FAILURE = ToolFailure(tool="hunter.find", code="http_400", message="no")
 
 _histories = itertools.count()
@@ -100,15 +111,13 @@ class History(RuleBasedStateMachine):
         self.keys = [hashlib.sha256(f"{self.name}-{number}".encode()).digest() for number in range(len(EFFECTS))]
         self.ledger = Ledger({key: KeyLedger(effect) for key, effect in zip(self.keys, EFFECTS, strict=True)})
         self.runs: list[Run] = []
-        self.budgets: dict[str, Decimal] = {}
         self.terms: dict[tuple[str, int], int] = {}
         self.leases: list[Told] = []
         self.past: list[Request] = []
         self.numbers = itertools.count()
-        for cents in (None, 4, 9):
-            run = self._new_run()
-            if cents is not None:
-                self._do(self._halting(run, "resume", Decimal(cents) / 100))
+        self.decided: dict[str, Limits] = {}
+        for number in (0, 3, 7):
+            self._limited(self._new_run(), number)
 
     # ---- time, death, runs, shards ------------------------------------------------------------------------------------------------------
 
@@ -122,18 +131,35 @@ class History(RuleBasedStateMachine):
                 self._a_holder_dies("abc"[number % 3])
             case "run":
                 self.runs[number % 3] = self._new_run()
-                cents = (None, 1, 4, 9)[number // 3 % 4]
-                if cents is not None:
-                    self._do(self._halting(self.runs[number % 3], "resume", Decimal(cents) / 100))
+                self._limited(self.runs[number % 3], number // 3)
             case "operator":
                 self._do(self._deciding(self.keys[number % len(self.keys)], ("replay", "completed", "failed")[number // 3 % 3]))
             case "halt":
-                run = self.runs[number % 3]
-                resumes = self.ledger.run_states[run.run_id] != "running"
-                budget = self.budgets[run.run_id] + Decimal(number // 3 % 6) / 100 if run.run_id in self.budgets else None
-                self._do(self._halting(run, "stop" if seldom else "resume" if resumes else "halt", budget))
+                self._decide(self.runs[number % 3], number // 3, stop=seldom)
             case _:
                 self._do(self._leasing("abc"[number % 3], number % 2, release=seldom))
+
+    def _limited(self, run: Run, number: int) -> None:
+        """A run is stored; most have budgets, and the receipt-store is told before anything is claimed."""
+        limits = LIMITS[number % len(LIMITS)]
+        if limits is not None:
+            self._do(self._halting(run, "resume", limits))
+
+    def _decide(self, run: Run, number: int, *, stop: bool) -> None:
+        """Somebody decides on a run, perhaps with larger budgets. The message may come at once, or after others that were decided later."""
+        known = self.ledger.runs[run.run_id]
+        before = self.decided[run.run_id]
+        limits = Limits(
+            money=None if before.money is None else before.money + Decimal(number % 6) / 100,
+            calls=None if before.calls is None else before.calls + number % 3,
+            retries=1 if before.retries is None and number % 7 == 0 else before.retries if before.retries is None else before.retries + number % 2,
+            wall_time=before.wall_time,
+        )
+        request = self._halting(run, "stop" if stop else "resume" if known.state != "running" else "halt", limits)
+        if number % 5:
+            self._do(request)
+        else:
+            self.past.append(request)
 
     def _a_holder_dies(self, holder: str) -> None:
         """It forgets its leases; what it had confirmed may or may not have been sent."""
@@ -175,7 +201,7 @@ class History(RuleBasedStateMachine):
         asked = [self.keys[index] for index in keys]
         if shard is not None and (holder, shard) not in self.terms and number % 8:
             shard = None
-        running = [run for run in self.runs if self.ledger.run_states[run.run_id] == "running"]
+        running = [run for run in self.runs if self.ledger.runs[run.run_id].state == "running"]
         run = running[which % len(running)] if running and number % 8 else self.runs[which]
         request = self._claiming(asked, run, holder, shard, confirm=confirm, force=force, only_cached=only_cached, cost=cost)
         self._do(request, lost=lost, meanwhile=self._overtaking(meanwhile, number))
@@ -222,7 +248,7 @@ class History(RuleBasedStateMachine):
                 pass
             finally:
                 self.world.store.meanwhile = None
-            await self.ledger.look(self.world.look, self.budgets)
+            await self.ledger.look(self.world.look)
 
         if not again:
             self.past.append(request)
@@ -244,7 +270,7 @@ class History(RuleBasedStateMachine):
                 run, key = self.runs[number % 3], self.keys[number % len(self.keys)]
                 request = self._claiming([key], run, "abc"[number // 3 % 3], None, confirm=number % 2 == 0, cost=COSTS[number % 3])
             case "halt":
-                request = self._halting(self.runs[number % 3], "halt", None)
+                request = self._halting(self.runs[number % 3], "halt", self.decided[self.runs[number % 3].run_id])
             case "finish" if self.leases:
                 lease = self.leases[-1 - number % len(self.leases)]
                 request = self._going_on(lease, ("complete", "confirm", "release", "fail")[number // 7 % 4])
@@ -266,22 +292,29 @@ class History(RuleBasedStateMachine):
         run = Run(f"run-{self.name}-{next(self.numbers)}", self._now())
         if len(self.runs) < 3:
             self.runs.append(run)
-        self.ledger.run_states[run.run_id] = "running"
+        self.ledger.runs[run.run_id] = RunLedger()
+        self.decided[run.run_id] = Limits()
         return run
 
     def _shard(self, shard: int) -> int:
         return int(self.name) * 2 + shard
 
-    def _halting(self, run: Run, action: Literal["stop", "halt", "resume"], budget: Decimal | None) -> Request:
+    def _halting(self, run: Run, action: Literal["stop", "halt", "resume"], limits: Limits) -> Request:
+        """A decision, taken now: numbered, and whole."""
+        known = self.ledger.runs[run.run_id]
+        known.decided += 1
+        self.decided[run.run_id] = limits
+        deadline = None if limits.wall_time is None else self._now() + limits.wall_time
+        request = HaltRun(run_id=run.run_id, action=action, budget=limits, deadline=deadline, decision=known.decided)
+
         async def ask(_heard: bool) -> None:
-            state = (await self.world.receipts.halt_run(HaltRun(run_id=run.run_id, action=action, budget=budget))).state
-            if self.ledger.run_states[run.run_id] == "stopped":
-                assert state == "stopped", "a stopped run came back"
-            self.ledger.run_states[run.run_id] = state
-            if state != "running":
+            answer = await self.world.receipts.halt_run(request)
+            older = request.decision < known.decision
+            newer = known.arrived(request)
+            self.world.answers["decision " + ("newer" if newer else "older" if older else "again")] += 1
+            assert (answer.state, answer.superseded) == (known.state, older)
+            if answer.state != "running":
                 self.ledger.end_unsent(run.run_id)
-            if budget is not None:
-                self.budgets[run.run_id] = budget
 
         return ask
 
@@ -375,6 +408,7 @@ class History(RuleBasedStateMachine):
                     continue
                 assert key not in served, "a call was granted though a completed output serves it"
                 assert key not in failed, "a call was granted though it failed for good in this run"
+                assert not self.ledger.runs[run.run_id].late(before), "a call was granted though the run's wall time was over"
                 told = self.ledger.keys[key].told.get(lease_id) or Told(key, lease_id, run.run_id, holder, number, term, cost)
                 if heard and told.outcome is None:
                     self._told(told, before, answer.dispatch)
@@ -411,7 +445,8 @@ class History(RuleBasedStateMachine):
             answer = (await receipts.confirm([held]))[0]
             self.world.answers[f"confirm {answer.state}"] += 1
             if answer.state == "confirmed" and heard:
-                assert self.ledger.run_states[lease.run] == "running", "confirmed for a run that is halted"
+                assert self.ledger.runs[lease.run].state == "running", "confirmed for a run that is halted"
+                assert not self.ledger.runs[lease.run].late(before), "confirmed though the run's wall time was over"
                 self._told(lease, before, answer.dispatch)
 
         async def renew(heard: bool) -> None:

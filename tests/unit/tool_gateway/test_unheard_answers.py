@@ -12,8 +12,9 @@ from tests.unit.tool_gateway.test_engine import find_tool, lost
 
 from rowmill import registry
 from rowmill_contracts.envelope import Message
-from rowmill_contracts.receipts import Claim, ClaimReceipts, Confirm, HaltRun, ReceiptsClaimed, Release
+from rowmill_contracts.receipts import Claim, ClaimReceipts, Confirm, HaltRun, LeaseShard, ReceiptsClaimed, Release
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse
+from rowmill_tool_gateway.settings import ToolGatewaySettings
 
 
 class Rival:
@@ -110,3 +111,33 @@ async def test_what_was_sent_is_given_back_under_no_lease_without_a_number(rig: 
     unsent = {lease.lease_id for request in rig.bus.asked if isinstance(request, Release) for lease in request.leases if not lease.dispatch}
     assert sent
     assert not unsent & set(sent)
+
+
+async def test_a_follower_at_another_gateway_takes_over_when_its_leaders_run_is_stopped(settings: ToolGatewaySettings) -> None:
+    """The leader's lease is confirmed, unheard, at the gateway that has handed its shard over; the follower meets it live at the next one."""
+    first = Rig(settings)
+    second = Rig(settings, first.store)
+    leader = Rival(first, "non_idempotent")
+    await leader.confirmed_unheard(Confirm)
+    shard = leader.receipt.shard or 0
+    first.store.answer(LeaseShard(holder=first.holder, shards=[shard], release=True))
+    first.store.answer(LeaseShard(holder=second.holder, shards=[shard]))
+    follower = msgspec.structs.replace(leader.item, call_id="follower", row="leads/9")
+    second.hand_in([follower], run="run-2")
+    async with asyncio.timeout(20):
+        while not second.bus.claims:
+            await asyncio.sleep(0.001)
+    assert second.port.requests == []
+
+    first.store.answer(HaltRun(run_id="run-1", action="stop"))
+    await leader.released()
+
+    outcome = await second.bus.outcome("follower")
+    while outcome.outcome == "deferred":  # a busy machine may take longer than the hand holds it
+        [outcome] = await second.ask([msgspec.structs.replace(follower, call_id=f"again-{second.bus.claims}")], run="run-2")
+    assert (outcome.outcome, outcome.execution) == ("completed", "live")
+    assert (await first.bus.outcome(leader.item.call_id)).outcome == "halted"
+    assert (len(first.port.requests), len(second.port.requests)) == (0, 1)
+    assert first.store.runs["run-1"].charged() == 0
+    await first.stop()
+    await second.stop()
