@@ -448,8 +448,9 @@ class Bus:
         if session is not None and not session.ended.is_set():
             try:
                 await session.consume(subscription)
-            except TRANSPORT_ERRORS as error:
-                log.info("consume_postponed", queue=subscription.queue, error=repr(error))
+            except Exception as error:  # whatever a dying connection makes of it: a service that is about to start must not end of it
+                expected = isinstance(error, TRANSPORT_ERRORS)
+                log.warning("consume_postponed", queue=subscription.queue, error=repr(error), exc_info=None if expected else error)
                 session.end(error)  # the next session attaches every subscription
 
     async def stop_consuming(self, queue: str) -> None:

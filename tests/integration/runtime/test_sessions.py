@@ -11,6 +11,7 @@ import pytest
 from rowmill.runtime import session as session_module
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery
+from rowmill.runtime.session import Session, Subscription
 from rowmill.runtime.settings import ServiceSettings
 from rowmill.runtime.transport import TRANSPORT_ERRORS, BrokerConnection, broker_version, close, connect
 from rowmill_contracts import topology
@@ -77,3 +78,30 @@ async def test_queues_that_stand_with_other_limits_of_deliveries_are_used_as_the
         await bus.publish(AdvanceRun(run_id="run-1"), topology.EXECUTOR_ADVANCE)
         async with asyncio.timeout(30):
             await handled.wait()
+
+
+async def test_a_service_that_begins_to_consume_over_a_dying_connection_does_so_over_the_next(
+    broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the library says so in a way that nobody foresaw: a service that starts while the broker restarts would end of it."""
+    consume, tries = Session.consume, 0
+
+    async def dies_at_first(session: Session, subscription: Subscription) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise AttributeError("'NoneType' object has no attribute 'rpc'")
+        await consume(session, subscription)
+
+    monkeypatch.setattr(Session, "consume", dies_at_first)
+    handled = asyncio.Event()
+
+    async def handle(_: Delivery) -> None:
+        handled.set()
+
+    async with Bus(ServiceSettings(broker_url=broker_url, time_scale=0.05), service="test") as bus:
+        await bus.consume(topology.EXECUTOR_KEYS, handle)
+        await bus.publish(AdvanceRun(run_id="run-1"), topology.EXECUTOR_KEYS)
+        async with asyncio.timeout(30):
+            await handled.wait()
+    assert tries > 1
