@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from rowmill.errors import RowmillError
 from rowmill_contracts.envelope import Message
+from rowmill_contracts.tools import ToolCalls
 
 traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
 """W3C trace context of the message that is being handled; what is published meanwhile carries it on."""
@@ -17,6 +18,9 @@ traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
 
 REPLAYED: Final = "x-rowmill-replayed"
 """Header of a message that died and was replayed by a person: what waited for it has ended, so whoever handles it brings it to its end."""
+
+NAMED_ROWS: Final = 200
+"""Row keys that a dead letter's header names at most; the body has them all."""
 
 
 class Undecoded(Message, frozen=True, kw_only=True):
@@ -69,14 +73,21 @@ def death_headers(
 
 
 def subject_headers(message: Message) -> dict[str, Any]:
-    """Run, dataset and row keys of a message, where it has them, so that dead letters can be found by them."""
+    """Run, play, dataset and row keys of a message, where it has them (calls: of the rows that asked), so that dead letters can be found by them."""
     headers: dict[str, Any] = {}
     for name in ("run_id", "play", "dataset"):
         value = getattr(message, name, None)
         if isinstance(value, str) and value:
             headers[f"x-rowmill-{name.replace('_', '-')}"] = value
-    rows = getattr(message, "rows", None)
-    keys = [row.key for row in rows if hasattr(row, "key")] if isinstance(rows, list) else []
+    if isinstance(message, ToolCalls):
+        asking = list(dict.fromkeys(call.row for call in message.calls if call.row))
+        keys = [row.rpartition("/")[2] for row in asking]
+        datasets = {row.rpartition("/")[0] for row in asking}
+        if len(datasets) == 1:
+            headers["x-rowmill-dataset"] = datasets.pop()
+    else:
+        rows = getattr(message, "rows", None)
+        keys = [row.key for row in rows if hasattr(row, "key")] if isinstance(rows, list) else []
     if keys:
-        headers["x-rowmill-row-keys"] = ",".join(keys[:200])
+        headers["x-rowmill-row-keys"] = ",".join(keys[:NAMED_ROWS])
     return headers

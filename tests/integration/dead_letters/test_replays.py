@@ -51,7 +51,9 @@ def stage(
     settings = (project / "rowmill.toml").read_text()
     before, _, after = settings.partition("[providers.apollo]")
     (project / "rowmill.toml").write_text(before + SLOW_PROVIDER + "[providers.crm]" + after.partition("[providers.crm]")[2])
-    stage = Stage(project, servers, broker_url, database_url, provider)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ROWMILL_PAGE_ROWS", str(PAGE))
+        stage = Stage(project, servers, broker_url, database_url, provider)
     try:
         asyncio.run(stage.start_services())
         yield stage
