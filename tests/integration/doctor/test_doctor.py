@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import aio_pika
 import asyncpg
 import msgspec
 import pytest
@@ -24,11 +25,12 @@ from rowmill.runtime.bus import Bus
 from rowmill.runtime.settings import ServiceSettings
 from rowmill_contracts.envelope import encode
 from rowmill_contracts.runs import AdvanceRun, RunStart
-from rowmill_contracts.topology import EXECUTOR_ADVANCE, RUNS_START, dead
+from rowmill_contracts.topology import EXECUTOR_ADVANCE, EXECUTOR_KEYS, RUNS_START, dead
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
 
 RUN = "audited"
+PAGE = 200
 ROWS = 450
 """Three pages, with two duplicates at the end."""
 
@@ -36,7 +38,8 @@ ROWS = 450
 @pytest.fixture(scope="module")
 def stage(servers: ServerSet, broker_url: str, database_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """A system in which one run was completed."""
-    with ProviderProcess() as provider:
+    with ProviderProcess() as provider, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ROWMILL_PAGE_ROWS", str(PAGE))
         stage = Stage(make_project(tmp_path_factory.mktemp("leads")), servers, broker_url, database_url, provider)
         provider.control(latency_ms=0)
         try:
@@ -225,6 +228,23 @@ async def test_a_service_that_is_away_and_a_dead_letter_are_found(stage: Stage) 
     done = await asyncio.to_thread(stage.rowmill, "doctor")
     assert done.returncode == 1
     assert "`rowmill serve row-executor` starts it" in done.stdout
+
+
+async def test_a_message_that_somebody_holds_although_every_run_is_over_is_found(stage: Stage, servers: ServerSet) -> None:
+    control = getattr(servers.broker, "control", None)
+    if control is None:
+        pytest.skip("only a broker of our own says what is unacknowledged")
+    if stage.services["row-executor"].pid is not None:
+        stage.kill9("row-executor")
+    said = f"1 messages of {EXECUTOR_KEYS} are unacknowledged although every run is over."
+    async with await aio_pika.connect(stage.broker_url) as connection:
+        channel = await connection.channel()
+        await channel.default_exchange.publish(aio_pika.Message(b"{}"), EXECUTOR_KEYS)
+        held = await (await channel.get_queue(EXECUTOR_KEYS, ensure=False)).get()
+        async with asyncio.timeout(BOUND):
+            while said not in [finding.problem for finding in (await look(stage.broker_url, stage.database_url, control)).findings]:
+                await asyncio.sleep(0.2)
+        await held.ack()
 
 
 async def test_servers_that_do_not_answer_are_found() -> None:
