@@ -50,7 +50,7 @@ class App:
         if self._settings.http_client == "direct":
             self._port = DirectPort(connect_timeout=connect, body_stall=stall, body_limit=limit, budget=budget, routes=self._routes)
         self._threads = AuthorThreads(self._settings.blocking_threads)
-        self._credentials = Credentials(os.environ, Redactor())
+        self._credentials = Credentials(os.environ, Redactor(), outage=self._settings.secret_outage)
         self._clients = Clients(self._sessions, self._credentials, self._library, self._routes)
         self._engine: Engine | None = None
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+from urllib.error import HTTPError
 from urllib.parse import quote, quote_plus
 
+import httpx
 import msgspec
 
-from rowmill.errors import SecretMissing
+from rowmill.errors import SecretMissing, UnavailableError
 from rowmill.providers import Provider
 from rowmill.secret import SecretRef, resolve
 
@@ -23,6 +27,16 @@ MASK: Final = "***"
 SHORTEST_IN_RESULTS: Final = 8
 """Shorter values are not cut out of results: they would occur by chance, and results must not be changed by chance."""
 FIRST_VERSION: Final = 1
+OUTAGES: Final = (UnavailableError, OSError, httpx.TransportError)
+"""What a secret's function raises when the place that it asks is away: no network, no answer in time."""
+NO_OUTAGES: Final = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, HTTPError)
+"""And what does not pass by itself, though it is an `OSError`."""
+
+
+class SecretMisplaced(SecretMissing):
+    """The value of a secret stands where others read it: in a URL, a declared header, or a call's input."""
+
+    code = "secret_misplaced"
 
 
 class Redactor:
@@ -49,6 +63,10 @@ class Redactor:
                 text = text.replace(spelling, MASK)
         return text
 
+    def holds(self, data: bytes) -> bool:
+        """Whether a secret of 8 characters or more stands in this, in any spelling."""
+        return any(spelling in data for spelling in self._long)
+
     def body(self, body: bytes) -> bytes:
         """A provider's answer without secrets of 8 characters or more (a provider that echoes its request would put them into results)."""
         for spelling in self._long:
@@ -62,12 +80,19 @@ def _spellings(value: str) -> list[str]:
     return [
         value,
         quote(value, safe=""),
+        _lowered(quote(value, safe="")),
         quote_plus(value),
+        _lowered(quote_plus(value)),
         encoded,
         encoded.rstrip("="),
         base64.urlsafe_b64encode(value.encode()).decode(),
         msgspec.json.encode(value).decode()[1:-1],
     ]
+
+
+def _lowered(quoted: str) -> str:
+    """With its percent escapes in lower case, as some servers write them."""
+    return re.sub("%[0-9A-F]{2}", lambda escape: escape[0].lower(), quoted)
 
 
 @dataclass(slots=True)
@@ -78,12 +103,20 @@ class _Known:
 
 
 class Credentials:
-    """The credentials of all providers, resolved when first needed and again when a provider refuses them."""
+    """The credentials of all providers, resolved when first needed and again when a provider refuses them.
 
-    def __init__(self, environ: Mapping[str, str], redactor: Redactor, *, tries: int = 3) -> None:
+    ``tries``: of a secret's function that fails. ``outage``: seconds for which one is tried that says that the place it asks is away; nothing is
+    claimed or sent meanwhile, so that a run which is stopped has nothing under way. ``pause``: the first wait between tries, which doubles.
+    """
+
+    def __init__(self, environ: Mapping[str, str], redactor: Redactor, *, tries: int = 3, outage: float = 60.0, pause: float = 0.1) -> None:
         self.redactor = redactor
         self._environ = environ
         self._tries = tries
+        self._outage = outage
+        self._pause = pause
+        self._begun: Counter[str] = Counter()
+        """How often each provider's secrets were resolved."""
         self._known: dict[str, _Known] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -111,26 +144,42 @@ class Credentials:
         return (await self._resolve(provider, refused)).version > refused
 
     async def _resolve(self, provider: Provider, refused: int) -> _Known:
+        begun = self._begun[provider.name]
         async with self._locks.setdefault(provider.name, asyncio.Lock()):
             known = self._known.get(provider.name)
-            if known is not None and known.version > refused:
+            # A hundred calls that are refused at once learn the same from the one resolution that began after they were.
+            if known is not None and (known.version > refused or self._begun[provider.name] > begun):
                 return known
+            self._begun[provider.name] += 1
             values = {ref: await self._value(ref) for ref in provider.secrets}
             headers = {} if provider.auth is None else provider.auth.headers(lambda ref: values[ref])
             for value in (*values.values(), *(text.partition(" ")[2] or text for text in headers.values())):
                 self.redactor.learn(value)
+            self._refuse_misplaced(provider)
             by_name = {ref.name: value for ref, value in values.items()}
             if known is None or known.headers != headers or known.values != by_name:
                 known = self._known[provider.name] = _Known(refused + 1, headers, by_name)
             return known
 
+    def _refuse_misplaced(self, provider: Provider) -> None:
+        places = {"base_url": provider.base_url, "proxy": provider.settings.proxy or ""}
+        places |= {f"header {name!r}": value for name, value in provider.headers.items()}
+        for place, text in places.items():
+            if self.redactor.holds(text.encode()):
+                raise SecretMisplaced(f"provider {provider.name!r}: its {place} holds the value of a secret; use auth=, which keeps it out of logs")
+
     async def _value(self, ref: SecretRef) -> str:
-        for attempt in range(1, self._tries + 1):
+        loop = asyncio.get_running_loop()
+        started, attempt = loop.time(), 0
+        while True:
+            attempt += 1
             try:
                 return await asyncio.to_thread(resolve, ref, self._environ)
             except SecretMissing:
                 raise
             except Exception as error:
-                if attempt == self._tries:
-                    raise SecretMissing(f"secret {ref.name!r}: its function failed: {type(error).__name__}") from None
-        raise AssertionError("unreachable")
+                away = isinstance(error, OUTAGES) and not isinstance(error, NO_OUTAGES)
+                if (loop.time() - started >= self._outage) if away else (attempt >= self._tries):
+                    how = f"could not reach its place for {self._outage:g} s" if away else f"failed {attempt} times"
+                    raise SecretMissing(f"secret {ref.name!r}: its function {how}: {type(error).__name__}") from None
+            await asyncio.sleep(min(self._pause * 2.0 ** min(attempt - 1, 6), 5.0))

@@ -13,9 +13,9 @@ import aiohttp
 import httpx
 from httpx_aiohttp import AiohttpTransport
 
-from rowmill.providers import Provider
+from rowmill.providers import Provider, is_loopback
 from rowmill_tool_gateway.bodies import Bounds, pieces_of, whole_body
-from rowmill_tool_gateway.credentials import Credentials
+from rowmill_tool_gateway.credentials import Credentials, Redactor, SecretMisplaced
 from rowmill_tool_gateway.http_library import NEVER_OPENED, LibraryPort
 from rowmill_tool_gateway.http_parsing import unfolded_body
 from rowmill_tool_gateway.http_port import may_send_here, not_sent
@@ -49,7 +49,7 @@ class Clients:
         client = self._clients.get((provider.name, fresh))
         if client is None:
             client = self._clients[provider.name, fresh] = httpx.AsyncClient(
-                transport=_Bounded(self._transport(provider.name, fresh=fresh), self._sessions.bounds),
+                transport=_Bounded(self._transport(provider.name, fresh=fresh), self._sessions.bounds, self._credentials.redactor),
                 base_url=provider.base_url,
                 headers={"Accept-Encoding": "gzip, deflate", **provider.headers},
                 auth=_ProviderAuth(provider, self._credentials),
@@ -106,13 +106,21 @@ class _Asking(httpx.AsyncBaseTransport):
 
 
 class _Bounded(httpx.AsyncBaseTransport):
-    """Bounds what is read of each response, and tells a connection that never opened from one that was lost."""
+    """Bounds what is read of each response, tells a connection that never opened from one that was lost, and lets no secret out where others
+    would read it.
+    """
 
-    def __init__(self, transport: httpx.AsyncBaseTransport, bounds: Bounds) -> None:
+    def __init__(self, transport: httpx.AsyncBaseTransport, bounds: Bounds, redactor: Redactor) -> None:
         self._transport = transport
         self._bounds = bounds
+        self._redactor = redactor
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if self._redactor.holds(str(request.url).encode()):
+            raise SecretMisplaced("a request's URL holds the value of a secret; URLs stand in logs everywhere, so send it in a header")
+        in_clear = request.url.scheme != "https" and not is_loopback(request.url.host)
+        if in_clear and any(self._redactor.holds(value) for _, value in request.headers.raw):
+            raise SecretMisplaced(f"a header of a request to {request.url.host} holds the value of a secret, which is sent only over https")
         try:
             response = await self._transport.handle_async_request(request)
         except NEVER_OPENED as error:

@@ -27,7 +27,7 @@ from rowmill_tool_gateway.failures import Observation
 from rowmill_tool_gateway.function_clients import NEVER_OPENED, Clients
 from rowmill_tool_gateway.http_parsing import BadResponse, ResponseTooLarge
 from rowmill_tool_gateway.http_port import MaySend, NoResponse, always, may_send_here, not_sent
-from rowmill_tool_gateway.http_tools import seen_answer
+from rowmill_tool_gateway.http_tools import refuse_secrets, seen_answer
 from rowmill_tool_gateway.results import Ended, Result, output_of
 
 log = structlog.get_logger()
@@ -76,7 +76,10 @@ class FunctionCarrier:
         try:
             given = [tool.decode_input(_decode(one)) for one in inputs]
             secrets: Mapping[str, str] = await self._credentials.values(tool.provider)
-        except (InputInvalid, SecretMissing) as error:
+            refuse_secrets(tool, inputs, self._credentials)
+        except SecretMissing as error:
+            return [Observation("misdefined", str(error), code=error.code, category="auth")] * len(inputs)
+        except InputInvalid as error:
             return [Observation("misdefined", str(error), code=error.code)] * len(inputs)
         if not may_send():
             return [Observation("not_sent", str(not_sent()))] * len(inputs)
@@ -124,7 +127,9 @@ class FunctionCarrier:
     def _observed(self, error: Exception, *, sent: bool) -> Observation:
         """``sent``: a request of the function was sent, so a later one that never was does not mean that nothing happened."""
         seen = self._seen(error)
-        return replace(seen, kind="no_answer") if sent and seen.kind == "never_opened" else seen
+        if sent and seen.kind == "never_opened":
+            return replace(seen, kind="no_answer")
+        return replace(seen, kind="crashed") if sent and seen.kind == "misdefined" else seen
 
     def _seen(self, error: Exception) -> Observation:
         match error:

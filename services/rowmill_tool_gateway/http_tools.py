@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rowmill.errors import DefinitionError, SecretMissing
 from rowmill.tools import Tool
-from rowmill_tool_gateway.credentials import Credentials
+from rowmill_tool_gateway.credentials import Credentials, SecretMisplaced
 from rowmill_tool_gateway.failures import Observation, retry_after_seconds, speaks_of_payment
 from rowmill_tool_gateway.http_port import HttpPort, MaySend, NoResponse, always
 from rowmill_tool_gateway.http_requests import RequestShape
@@ -43,6 +43,14 @@ def seen_answer(status: int, headers: Mapping[str, str], body: bytes, now: float
     )
 
 
+def refuse_secrets(tool: Tool, inputs: Sequence[bytes], credentials: Credentials) -> None:
+    """Inputs stand in rows, receipts' keys and URLs, so no secret may. Raises `SecretMisplaced`."""
+    if any(credentials.redactor.holds(given) for given in inputs):
+        raise SecretMisplaced(
+            f"tool {tool.id!r}: an input holds the value of a secret; tools are given secrets by their provider's auth= and secrets="
+        )
+
+
 class HttpCarrier:
     """``wall``: seconds since the epoch, for dates in headers."""
 
@@ -57,10 +65,11 @@ class HttpCarrier:
     async def carry(self, inputs: Sequence[bytes], keys: Sequence[str], timeout: float, may_send: MaySend = always) -> Sequence[Ended]:
         try:
             credential = await self._credentials.headers(self._tool.provider)
+            refuse_secrets(self._tool, inputs, self._credentials)
             request, batched = self._shape.request(inputs, keys, credential, timeout)
             response = await self._port.send(request, may_send)
         except SecretMissing as error:
-            return [Observation("misdefined", str(error), code="secret_missing", category="auth")] * len(inputs)
+            return [Observation("misdefined", str(error), code=error.code, category="auth")] * len(inputs)
         except DefinitionError as error:
             return [Observation("misdefined", str(error))] * len(inputs)
         except NoResponse as error:

@@ -73,6 +73,9 @@ class ToolGatewaySettings(ServiceSettings):
     http_client: Literal["direct", "aiohttp"] = "direct"
     """What sends the requests of declared HTTP tools: our own HTTP/1.1 (a third of the cost), or aiohttp for a provider that needs its ways."""
 
+    secret_outage: Seconds = 60.0
+    """For how long a secret is tried to be resolved while the place that its function asks is away (SPEC 4.8)."""
+
     connect_timeout: Seconds = 30.0
     """Opening a connection, name look-up and TLS included."""
 
