@@ -369,19 +369,25 @@ class ReceiptSettled(Message, frozen=True, kw_only=True):
 
 @message()
 class PruneReceipts(Message, frozen=True, kw_only=True):
-    """Forget completed outputs and failures older than ``older_than`` seconds, in the next page of receipts; with ``dry_run`` count them only.
-    Never a lease, nor an outcome that is unknown. ``after``: what the last page said.
+    """Prune completed outputs and failures older than ``older_than`` seconds, in the next page of receipts. ``after``: what the last page said.
+
+    First without ``oldest_run``: outputs are retired, they serve no run that starts from then on. Then with it (when the oldest run started that is
+    not over; where all are, what retiring said last): forgets what no such run could need; with ``dry_run`` counts only. Never a lease, nor
+    an outcome that is unknown.
     """
 
     older_than: Annotated[float, msgspec.Meta(ge=0)]
     after: PageName = ""
     dry_run: bool = False
+    oldest_run: float | None = None
 
 
 @message()
 class ReceiptsPruned(Message, frozen=True, kw_only=True):
-    """Of this page: how many of each were forgotten. ``after``: names the page that follows; empty: this was the last."""
+    """Of this page: how many of each were forgotten, or retired, ``at`` that time. ``after``: names the page that follows; empty: it was the last."""
 
+    retired: int = 0
+    at: float = 0
     completed: int = 0
     ended: int = 0
     failures: int = 0

@@ -32,6 +32,7 @@ from rowmill_contracts.rows import (
 )
 from rowmill_contracts.runs import (
     AdvanceRun,
+    AskOldestRun,
     DatasetOpened,
     GetRun,
     InputPage,
@@ -85,7 +86,7 @@ class Burials:
             case TakeRun(run_id=run_id, read_only=False) | RecordCalls(run_id=run_id) | ReleaseRun(run_id=run_id):
                 await self._fail_run(run_id, problem)
                 await self._answer(delivery, RequestDied(error=problem))
-            case TakeRun() | GetRun() | ListRuns() | ClaimReceipts():
+            case TakeRun() | GetRun() | ListRuns() | AskOldestRun() | ClaimReceipts():
                 await self._answer(delivery, RequestDied(error=problem))
             case InputPage(input_id=input_id) | InputSealed(input_id=input_id):
                 await self._staging.fail(input_id, problem)

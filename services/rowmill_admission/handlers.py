@@ -17,6 +17,7 @@ from rowmill_admission.settings import AdmissionSettings
 from rowmill_admission.staging import Staged, Staging
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.runs import (
+    AskOldestRun,
     EventArrived,
     GetRun,
     InputPage,
@@ -111,6 +112,8 @@ class Handlers:
                 answer = await self._halting.resume(request)
             case ListRuns() as request:
                 answer = await self._runs.listed(request)
+            case AskOldestRun():
+                answer = await self._runs.oldest()
             case GetRun() as request:
                 answer = await self._runs.shown(request)
             case other:

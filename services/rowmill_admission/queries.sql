@@ -32,6 +32,13 @@ SELECT *, coalesce(lease_until > clock_timestamp(), false) AS lease_live,
        extract(epoch FROM created_at)::float8 AS created, extract(epoch FROM finished_at)::float8 AS finished
 FROM runs WHERE run_id = $1
 
+-- name: settle_runs
+-- Wait for the runs that are being stored, and let none be stored before our commit.
+LOCK TABLE runs IN SHARE MODE
+
+-- name: oldest_run
+SELECT extract(epoch FROM min(created_at))::float8 FROM runs WHERE state IN ('queued', 'running', 'waiting')
+
 -- name: list_runs
 SELECT *, coalesce(lease_until > clock_timestamp(), false) AS lease_live,
        extract(epoch FROM created_at)::float8 AS created, extract(epoch FROM finished_at)::float8 AS finished

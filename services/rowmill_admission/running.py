@@ -27,6 +27,7 @@ from rowmill_contracts.runs import (
     EventArrived,
     GetRun,
     ListRuns,
+    OldestRun,
     RecordCalls,
     ReleaseRun,
     RenewRun,
@@ -241,6 +242,9 @@ class Runs:
         for dataset in stored:
             by_run.setdefault(dataset.run_id, []).append(dataset)
         return RunsListed(runs=[_summary(run, by_run.get(run.run_id, [])) for run in found])
+
+    async def oldest(self) -> OldestRun:
+        return OldestRun(started_at=await self._database.transact(run_store.oldest))
 
     async def shown(self, request: GetRun) -> RunShown:
         async def work(connection: Connection) -> RunShown:

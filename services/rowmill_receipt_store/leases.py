@@ -22,7 +22,9 @@ State = Literal["queued", "running", "completed", "failed", "released", "outcome
 
 
 class Output(msgspec.Struct, frozen=True):
-    """The newest stored output. ``body`` is None where it was too large to be read together with others."""
+    """The newest stored output. ``body`` is None where it was too large to be read together with others. ``retired_at``: when pruning took it out
+    of use, seconds since the epoch.
+    """
 
     body: bytes | None
     no_result: bool
@@ -31,6 +33,7 @@ class Output(msgspec.Struct, frozen=True):
     dispatch: int
     run_id: str
     caller: str
+    retired_at: float | None = None
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -138,6 +141,7 @@ def decide_claim(wanted: Wanted, found: Found, *, held_poll: float) -> ClaimAnsw
         reusable=claim.reusable,
         force=claim.force,
         fresh_for=claim.fresh_for,
+        retired_at=output.retired_at,
     ):
         return _served(output)
     if found.failure is not None:

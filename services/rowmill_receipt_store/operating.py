@@ -45,8 +45,10 @@ class Operating:
         return ReceiptShown(matches=len(found), receipt=found[0].view if len(found) == 1 else None)
 
     async def pruned(self, request: PruneReceipts) -> ReceiptsPruned:
-        """One page."""
-        return await self._store.pruned(request.older_than, request.after, dry_run=request.dry_run)
+        """One page, retired or forgotten."""
+        if request.oldest_run is None:
+            return await self._store.retired(request.older_than, request.after)
+        return await self._store.pruned(request.older_than, request.after, request.oldest_run, dry_run=request.dry_run)
 
     async def settle(self, request: SettleReceipt) -> ReceiptSettled:
         """Store how a dispatch of unknown outcome ended."""

@@ -52,10 +52,15 @@ class OperatorStore:
         after = rows[-1]["key"].hex() if len(rows) == request.limit else ""
         return [_view(row, None) for row in rows], after
 
-    async def pruned(self, older_than: float, after: str, *, dry_run: bool) -> ReceiptsPruned:
+    async def retired(self, older_than: float, after: str) -> ReceiptsPruned:
+        """Take the old outputs of a page out of use."""
+        row = (await self._in_order("retire", (bytes.fromhex(after), older_than, PRUNED_AT_ONCE)))[0]
+        return ReceiptsPruned(retired=row["retired"], at=row["at"], after="" if row["last"] is None else row["last"].hex())
+
+    async def pruned(self, older_than: float, after: str, oldest_run: float, *, dry_run: bool) -> ReceiptsPruned:
         """Prune a page, or count what would be."""
         name = "prunable" if dry_run else "prune"
-        row = (await self._in_order(name, (bytes.fromhex(after), older_than, PRUNED_AT_ONCE)))[0]
+        row = (await self._in_order(name, (bytes.fromhex(after), older_than, PRUNED_AT_ONCE, oldest_run)))[0]
         return ReceiptsPruned(
             completed=row["completed"],
             ended=row["ended"],

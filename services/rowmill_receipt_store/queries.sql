@@ -108,7 +108,8 @@ SELECT
         THEN r.output
     END AS output,
     CASE WHEN r.state = 'outcome_unknown' THEN r.last_failure END AS last_failure,
-    r.no_result, r.cost, extract(epoch FROM r.completed_at)::float8 AS completed_at, r.output_dispatch, r.output_run, r.output_caller,
+    r.no_result, r.cost, extract(epoch FROM r.completed_at)::float8 AS completed_at, extract(epoch FROM r.retired_at)::float8 AS retired_at,
+    r.output_dispatch, r.output_run, r.output_caller,
     f.failure, f.dispatch AS failed_dispatch,
     m.state AS run_state, m.reason AS run_reason, m.budget AS money, m.budget - m.charged AS money_left,
     m.calls_limit, m.calls_limit - m.calls AS calls_left, m.retries_limit, m.retries_limit - m.retries AS retries_left,
@@ -180,7 +181,7 @@ WITH accounts AS MATERIALIZED (
 ), stored AS (
     UPDATE receipts r SET
         state = 'completed', revision = r.revision + 1, took_over = false, output = a.output, no_result = a.no_result, cost = a.cost::numeric,
-        completed_at = now() + $1::interval, output_dispatch = r.dispatch, output_run = r.run_id, output_caller = r.caller
+        completed_at = now() + $1::interval, retired_at = NULL, output_dispatch = r.dispatch, output_run = r.run_id, output_caller = r.caller
     FROM unnest($3::bytea[], $4::text[], $5::integer[], $6::bytea[], $7::boolean[], $8::text[])
         AS a (key, lease_id, dispatch, output, no_result, cost)
     WHERE (SELECT count(*) FROM accounts) >= 0
@@ -459,16 +460,35 @@ FROM receipts
 WHERE key > $1::bytea AND ($2::text IS NULL OR state = $2) AND ($3::text IS NULL OR run_id = $3) AND ($4::text IS NULL OR tool = $4)
 ORDER BY key LIMIT $5::integer;
 
--- name: prunable
--- What `prune` would forget of the $3 receipts after key $1.
+-- name: retire
+-- Take outputs of before $2 seconds ago out of use, among the $3 receipts after key $1: they serve no run that starts from now on.
 WITH page AS MATERIALIZED (
-    SELECT key, state, expires_at, completed_at, octet_length(output) AS bytes FROM receipts WHERE key > $1::bytea ORDER BY key LIMIT $3::integer
+    SELECT key FROM receipts WHERE key > $1::bytea ORDER BY key LIMIT $3::integer
+), old AS MATERIALIZED (
+    SELECT r.key FROM page p JOIN receipts r ON r.key = ANY (ARRAY[p.key])
+    WHERE r.retired_at IS NULL AND r.state IN ('completed', 'failed', 'released') AND r.completed_at < now() - make_interval(secs => $2::float8)
+    ORDER BY r.key FOR UPDATE OF r
+), retired AS (
+    UPDATE receipts r SET retired_at = now() FROM old o WHERE r.key = ANY (ARRAY[o.key]) RETURNING r.key
+)
+SELECT
+    (SELECT count(*) FROM retired) AS retired, extract(epoch FROM now())::float8 AS at,
+    (SELECT CASE WHEN count(*) = $3::integer THEN (SELECT key FROM page ORDER BY key DESC LIMIT 1) END FROM page) AS last;
+
+-- name: prunable
+-- What `prune` would forget of the $3 receipts after key $1, once `retire` was done.
+WITH page AS MATERIALIZED (
+    SELECT key, state, expires_at, completed_at, coalesce(retired_at, now()) AS retired_at, octet_length(output) AS bytes
+    FROM receipts WHERE key > $1::bytea ORDER BY key LIMIT $3::integer
 ), doomed AS (
     SELECT key, state, bytes FROM page
     WHERE state IN ('completed', 'failed', 'released')
         AND CASE state WHEN 'completed' THEN completed_at ELSE greatest(expires_at, completed_at) END < now() - make_interval(secs => $2::float8)
+        AND (completed_at IS NULL OR retired_at <= to_timestamp($4::float8))
+        AND (state = 'completed' OR greatest(expires_at, completed_at) < to_timestamp($4::float8))
 ), failed AS (
-    SELECT f.key FROM page p JOIN failures f ON f.key = ANY (ARRAY[p.key]) WHERE f.failed_at < now() - make_interval(secs => $2::float8)
+    SELECT f.key FROM page p JOIN failures f ON f.key = ANY (ARRAY[p.key])
+    WHERE f.failed_at < least(now() - make_interval(secs => $2::float8), to_timestamp($4::float8))
 )
 SELECT
     (SELECT count(*) FROM doomed WHERE state = 'completed') AS completed, (SELECT count(*) FROM doomed WHERE state <> 'completed') AS ended,
@@ -476,20 +496,25 @@ SELECT
     (SELECT CASE WHEN count(*) = $3::integer THEN (SELECT key FROM page ORDER BY key DESC LIMIT 1) END FROM page) AS last;
 
 -- name: prune
--- Forget the receipts among the $3 after key $1 that ended more than $2 seconds ago, and such failures: no lease, no unknown outcome. A key that is
--- forgotten begins anew with its dispatch numbers, so its payer's charges move to one that belongs to no receipt, and the run's sum stays.
+-- Forget the receipts among the $3 after key $1 that ended more than $2 seconds ago, and such failures: no lease, no unknown outcome, and nothing
+-- that a run could need which is not over. $4: when the oldest of these started. An output may serve runs that started before it was retired; what
+-- ended without one, and failures, concern the runs of that time alone. A key that is forgotten begins anew with its dispatch numbers, so its
+-- payer's charges move to one that belongs to no receipt, and the run's sum stays.
 WITH page AS MATERIALIZED (
     SELECT key FROM receipts WHERE key > $1::bytea ORDER BY key LIMIT $3::integer
 ), doomed AS MATERIALIZED (
     SELECT r.key FROM page p JOIN receipts r ON r.key = ANY (ARRAY[p.key])
     WHERE r.state IN ('completed', 'failed', 'released')
         AND CASE r.state WHEN 'completed' THEN r.completed_at ELSE greatest(r.expires_at, r.completed_at) END < now() - make_interval(secs => $2::float8)
+        AND (r.completed_at IS NULL OR r.retired_at <= to_timestamp($4::float8))
+        AND (r.state = 'completed' OR greatest(r.expires_at, r.completed_at) < to_timestamp($4::float8))
     ORDER BY r.key FOR UPDATE OF r
 ), gone AS (
     DELETE FROM receipts r USING doomed d WHERE r.key = ANY (ARRAY[d.key])
     RETURNING r.key, r.state, octet_length(r.output) AS bytes, r.run_id, r.output_run
 ), failed AS (
-    DELETE FROM failures f USING page p WHERE f.key = ANY (ARRAY[p.key]) AND f.failed_at < now() - make_interval(secs => $2::float8)
+    DELETE FROM failures f USING page p
+    WHERE f.key = ANY (ARRAY[p.key]) AND f.failed_at < least(now() - make_interval(secs => $2::float8), to_timestamp($4::float8))
     RETURNING f.key
 ), payers AS (
     SELECT key, run_id FROM gone UNION SELECT key, output_run FROM gone WHERE output_run IS NOT NULL

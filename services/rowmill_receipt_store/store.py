@@ -366,6 +366,7 @@ def _receipt(row: Any) -> Receipt:
             no_result=row["no_result"],
             cost=row["cost"],
             completed_at=row["completed_at"],
+            retired_at=row["retired_at"],
             dispatch=row["output_dispatch"],
             run_id=row["output_run"],
             caller=row["output_caller"],

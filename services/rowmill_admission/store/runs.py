@@ -105,6 +105,13 @@ async def listed(database: Database, request: ListRuns) -> list[Run]:
     return [_run(row) for row in rows]
 
 
+async def oldest(connection: Connection) -> float | None:
+    """When the oldest run started that is not over, of all that are stored or being stored."""
+    await connection.execute(SQL["settle_runs"])
+    started_at: float | None = await connection.fetchval(SQL["oldest_run"])
+    return started_at
+
+
 async def take(connection: Connection, run_id: str, lease_id: str, seconds: float) -> int:
     """Give the lease under the next term, which is returned."""
     term: int = await connection.fetchval(SQL["take_run"], run_id, lease_id, seconds)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
+import msgspec
+
 from rowmill.errors import UsageError
 from rowmill.runtime.bus import Bus
 from rowmill_contracts.receipts import (
@@ -17,9 +21,11 @@ from rowmill_contracts.receipts import (
     ReplayReceipt,
     SettleReceipt,
 )
-from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
+from rowmill_contracts.runs import AskOldestRun, OldestRun
+from rowmill_contracts.topology import ADMISSION_ASKS, RECEIPTS_CLAIMS, RECEIPTS_SETTLE
 
 PAGE = 500
+_DAY = 86_400.0
 
 
 class ReceiptDesk:
@@ -57,19 +63,30 @@ class ReceiptDesk:
         return self._named(name, await self._bus.ask(ReplayReceipt(receipt=name), RECEIPTS_SETTLE, ReceiptSettled))
 
     async def prune(self, older_than: float, *, dry_run: bool) -> dict[str, int]:
-        """Forget what ended more than ``older_than`` seconds ago, page by page; answers how much that was.
+        """Forget what ended more than ``older_than`` seconds ago and no run could need that is not over, page by page; answers how much that was.
 
-        A page whose answer is lost is asked for again, and then counts nothing: the figures are a lower bound.
+        Old outputs are retired first: they serve no run that starts from then on. What a run that is not over could still be served by is
+        forgotten by a later pruning. A page whose answer is lost is asked for again, and then counts nothing: the figures are a lower bound.
         """
-        total = {"completed": 0, "ended": 0, "failures": 0, "bytes": 0}
-        after = ""
+        total = {"completed": 0, "ended": 0, "failures": 0, "bytes": 0, "retired": 0}
+        now = time.time()
+        if not dry_run:
+            now = await self._each_page(PruneReceipts(older_than=older_than), total)
+        oldest = (await self._bus.ask(AskOldestRun(), ADMISSION_ASKS, OldestRun)).started_at
+        if oldest is None:  # a dry run has retired nothing, and counts as if it had
+            oldest = now + _DAY if dry_run else now
+        await self._each_page(PruneReceipts(older_than=older_than, oldest_run=oldest, dry_run=dry_run), total)
+        return total
+
+    async def _each_page(self, request: PruneReceipts, total: dict[str, int]) -> float:
+        """Ask for page after page, adding up; answers the last one's time."""
         while True:
-            page = await self._bus.ask(PruneReceipts(older_than=older_than, after=after, dry_run=dry_run), RECEIPTS_SETTLE, ReceiptsPruned)
+            page = await self._bus.ask(request, RECEIPTS_SETTLE, ReceiptsPruned)
             for name in total:
                 total[name] += getattr(page, name)
-            after = page.after
-            if not after:
-                return total
+            if not page.after:
+                return page.at
+            request = msgspec.structs.replace(request, after=page.after)
 
     def _named(self, name: str, settled: ReceiptSettled) -> ReceiptSettled:
         if settled.state in {"absent", "ambiguous"}:

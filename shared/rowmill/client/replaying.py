@@ -28,7 +28,7 @@ REFUSED: Final[dict[str, str]] = {
     ),
     **dict.fromkeys(
         (
-            *("TakeRun", "RenewRun", "RecordCalls", "ReleaseRun", "GetRun", "ListRuns", "KeyPage"),
+            *("TakeRun", "RenewRun", "RecordCalls", "ReleaseRun", "GetRun", "ListRuns", "AskOldestRun", "KeyPage"),
             *("LookupRows", "ReadRows", "ReadCounts", "QuerySheets"),
             *("ClaimReceipts", "Confirm", "Renew", "Complete", "Fail", "Release", "LeaseShard", "HaltRun"),
         ),

@@ -13,8 +13,10 @@ from rowmill_contracts.counts import Problem
 from rowmill_contracts.events import DatasetEvent
 from rowmill_contracts.rows import RowTasks, SettledRow
 from rowmill_contracts.runs import (
+    AskOldestRun,
     DatasetOpened,
     ListRuns,
+    OldestRun,
     OpenDataset,
     RecordCalls,
     RecordedCall,
@@ -142,6 +144,26 @@ async def test_on_error_fail_stops_admission_at_the_first_failed_row(neighbours:
     assert run.error == Problem(code="tool_failed", message="row 0 failed", row=0)
     assert run.counts.admitted < 2000
     assert run.counts.completed + run.counts.failed == run.counts.admitted
+
+
+async def test_the_oldest_run_that_is_not_over_is_told(neighbours: Neighbours) -> None:
+    neighbours.work = lambda _tasks: []
+    older, newer = new_run_id(), new_run_id()
+    for run_id in (older, newer):
+        await neighbours.start(run_id, rows=rows(1))
+        await neighbours.until(lambda run_id=run_id: neighbours.sent(run_id))  # type: ignore[misc]
+    told = await neighbours.bus.ask(AskOldestRun(), ADMISSION_ASKS, OldestRun)
+    shown = await neighbours.get(older)
+    assert shown is not None
+    assert told.started_at is not None
+    assert told.started_at <= shown.created_at
+
+    for run_id in (older, newer):
+        for tasks in [tasks for tasks in neighbours.tasks if tasks.run_id == run_id]:
+            await neighbours.settle(tasks, [settled(row, "completed") for row in tasks.rows])
+        await neighbours.until(lambda run_id=run_id: neighbours.ended(run_id))  # type: ignore[misc]
+    after = (await neighbours.bus.ask(AskOldestRun(), ADMISSION_ASKS, OldestRun)).started_at
+    assert after is None or after not in {told.started_at, shown.created_at}
 
 
 async def test_only_the_newest_term_may_write(neighbours: Neighbours) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from decimal import Decimal
 from typing import Any
 
@@ -16,7 +17,7 @@ from rowmill_receipt_store.operator_store import OperatorStore
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.store import Store
 
-from .conftest import FAILURE, OUTPUT_LIMIT, RUNNING, Books, Caller, new_key, new_keys
+from .conftest import FAILURE, OUTPUT_LIMIT, RUNNING, Books, Caller, new_key, new_keys, new_run
 
 pytestmark = pytest.mark.servers
 
@@ -135,11 +136,17 @@ async def test_receipts_are_listed_in_pages_by_what_is_asked_for(ann: Caller, bo
     assert [(view.receipt, view.failure) for view in unknown_ones] == [(keys[3].hex()[:12], FAILURE)]
 
 
-async def prune(operating: Operating, older_than: float, *, dry_run: bool = False) -> ReceiptsPruned:
+async def prune(operating: Operating, older_than: float, *, dry_run: bool = False, oldest_run: float | None = None) -> ReceiptsPruned:
+    """All pages of a pruning. ``oldest_run``: when the oldest run started that is not over; None: all are."""
     completed = ended = failures = size = 0
-    after = ""
+    after, now = "", time.time() + 60
+    if not dry_run:
+        while (page := await operating.pruned(PruneReceipts(older_than=older_than, after=after))).after:
+            after = page.after
+        after, now = "", page.at
+    oldest = now if oldest_run is None else oldest_run
     while True:
-        page = await operating.pruned(PruneReceipts(older_than=older_than, after=after, dry_run=dry_run))
+        page = await operating.pruned(PruneReceipts(older_than=older_than, after=after, dry_run=dry_run, oldest_run=oldest))
         completed, ended, failures, size = completed + page.completed, ended + page.ended, failures + page.failures, size + page.bytes
         after = page.after
         if not after:
@@ -189,6 +196,58 @@ async def test_a_refresh_under_way_keeps_the_output_it_replaces(ann: Caller, bob
     await prune(operating, DAY)
 
     assert (await ann.but(lease="reader").claim(key, only_cached=True)).state == "completed"
+
+
+async def test_nothing_is_forgotten_that_a_run_could_need_which_is_not_over(
+    ann: Caller, bob: Caller, books: Books, operating: Operating, store: Store, database: Database
+) -> None:
+    """Ann's run began after the old output was stored and before it was retired: it may come back for what it was served, however old that is."""
+    await database.execute("TRUNCATE receipts, failures, charges, runs")
+    old, own, failed, given_back, before = new_keys(5)
+    store.clock_offset = -3 * DAY
+    await bob.claim(old, confirm=True)
+    await bob.complete(old)
+    await bob.claim(before, confirm=True)
+    await bob.fail(before)
+    store.clock_offset = -2 * DAY
+    started = time.time() - 2 * DAY - 60
+    run = ann.but(started_at=started)
+    assert (await run.claim(old)).state == "completed"
+    await run.claims([own, failed, given_back], confirm=True)
+    await run.complete(own)
+    await run.fail(failed)
+    await run.release(given_back, dispatch=1)
+    store.clock_offset = 0.0
+
+    pruned = await prune(operating, DAY, oldest_run=started)
+
+    assert (pruned.completed, pruned.ended, pruned.failures) == (0, 1, 1), "bob's failure alone"
+    again = run.but(lease="again")
+    assert [(await again.claim(key)).state for key in (old, own, failed)] == ["completed", "completed", "failed"]
+    assert [await books.state(key) for key in (given_back, before)] == ["released", ""]
+    newer = bob.but(lease="newer", run=new_run(), started_at=time.time() + 1)
+    assert (await newer.claim(old, only_cached=True)).state == "absent", "it serves no run that starts now"
+    assert (await newer.claim(own, confirm=True)).dispatch == 2
+    await newer.complete(own, dispatch=2)
+
+    finished = await prune(operating, DAY)
+
+    assert (finished.completed, finished.ended) == (1, 2)
+    assert [await books.state(key) for key in (old, own, failed, given_back)] == ["", "completed", "", ""]
+    assert (await newer.claim(own, only_cached=True)).state == "completed"
+
+
+async def test_a_retired_output_that_is_made_anew_serves_again(ann: Caller, bob: Caller, key: bytes, operating: Operating, store: Store) -> None:
+    store.clock_offset = -2 * DAY
+    await ann.claim(key, confirm=True)
+    await ann.complete(key)
+    store.clock_offset = 0.0
+    await prune(operating, DAY, oldest_run=0.0)
+    newer = bob.but(started_at=time.time() + 1)
+    await newer.claim(key, confirm=True)
+    await newer.complete(key, dispatch=2)
+
+    assert (await ann.but(lease="later", started_at=time.time() + 2).claim(key, only_cached=True)).state == "completed"
 
 
 async def test_an_expired_lease_is_no_receipt_to_forget(ann: Caller, key: bytes, operating: Operating, store: Store, books: Books) -> None:

@@ -11,6 +11,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rowmill.cli.main import app as command
+from rowmill.runtime.bus import Bus
+from rowmill.runtime.deliveries import Delivery
+from rowmill_contracts.runs import AskOldestRun, OldestRun
+from rowmill_contracts.topology import ADMISSION_ASKS
 from rowmill_receipt_store.app import App
 from rowmill_receipt_store.settings import ReceiptStoreSettings
 
@@ -35,9 +39,17 @@ class Operator:
 async def operator(broker_url: str, database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> AsyncIterator[Operator]:
     monkeypatch.setenv("ROWMILL_BROKER_URL", broker_url)
     monkeypatch.chdir(tmp_path)
-    found = App(ReceiptStoreSettings(broker_url=broker_url, database_url=database_url))
+    found_settings = ReceiptStoreSettings(broker_url=broker_url, database_url=database_url)
+    found = App(found_settings)
     await found.start()
-    yield Operator()
+    async with Bus(found_settings, service="admission") as admission:
+
+        async def no_run_goes_on(delivery: Delivery) -> None:
+            assert isinstance(delivery.message, AskOldestRun)
+            await admission.reply(delivery, OldestRun())
+
+        await admission.consume(ADMISSION_ASKS, no_run_goes_on)
+        yield Operator()
     await found.stop()
 
 
