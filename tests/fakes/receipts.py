@@ -95,6 +95,7 @@ class Run:
     limits: Limits = field(default_factory=Limits)
     deadline: float | None = None
     counts: bool = False
+    exceeded: bool = False
     charges: dict[tuple[str, int], Decimal] = field(default_factory=dict)
     counted: dict[tuple[str, int], Literal["calls", "retries"]] = field(default_factory=dict)
     charged_to: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -304,7 +305,13 @@ class MemoryReceipts:
             dispatch=completion.dispatch,
         )
         run = self._run(receipt.claim.run_id)
+        reserved = run.charges.get((completion.key, completion.dispatch), Decimal(0))
         run.charges[completion.key, completion.dispatch] = completion.cost
+        if completion.cost > reserved and run.limits.money is not None and run.state == "running":
+            if not run.exceeded or run.charged() > run.limits.money:
+                run.state = "halted"
+                run.reason = f"budget: money, receipt {completion.key[:12]} cost {completion.cost}, more than the {reserved} reserved for it"
+            run.exceeded = True
         run.spent.add((completion.key, completion.dispatch))
         return StoreAnswer(state="stored", completed_at=receipt.output.completed_at)
 

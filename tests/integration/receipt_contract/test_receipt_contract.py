@@ -268,6 +268,20 @@ async def test_a_halted_run_is_told_why(store: Asker, key: str) -> None:
     assert (await store.confirm(key)).reason == "budget: calls"
 
 
+async def test_a_cost_above_its_reservation_is_booked_and_halts_the_run_once(store: Asker, key: str) -> None:
+    await store.halt("resume", budget="1")
+    other = secrets.token_hex(32)
+    for each in (key, other):
+        await store.claim(each, confirm=True, cost=Decimal("0.01"))
+    await store.complete(key, 1, cost="0.07")
+    halted = await store.claim(secrets.token_hex(32))
+    assert (halted.state, halted.reason) == ("halted", f"budget: money, receipt {key[:12]} cost 0.07, more than the 0.01 reserved for it")
+    await store.halt("resume")
+    await store.complete(other, 1, cost="0.02")
+    assert (await store.claim(secrets.token_hex(32), cost=Decimal("0.92"))).state == "over_budget"
+    assert (await store.claim(secrets.token_hex(32), cost=Decimal("0.91"))).state == "granted"
+
+
 async def test_who_heard_no_dispatch_number_gives_back_what_was_confirmed(store: Asker, key: str) -> None:
     await store.halt("resume", budget="0.01")
     await store.claim(key, effect="non_idempotent", cost=Decimal("0.01"))

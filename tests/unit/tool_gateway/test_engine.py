@@ -274,6 +274,20 @@ async def test_a_spent_budget_halts(rig: Rig) -> None:
     ]
 
 
+async def test_a_call_that_cost_more_than_its_tool_said_halts_its_run_and_is_named(rig: Rig) -> None:
+    rig.store.answer(HaltRun(run_id="run-1", action="resume", budget=Decimal(1)))
+    find = find_tool(actual_cost=lambda _: Decimal("0.07"))
+    item = rig.item(find, {"domain": "a.example"})
+    [first] = await rig.ask([item])
+    assert (first.outcome, first.cost) == ("completed", Decimal("0.07"))
+    [second] = await rig.ask([rig.item(find, {"domain": "b.example"})])
+    assert (second.outcome, second.reason) == (
+        "halted",
+        f"budget: money, receipt {item.receipt_key[:12]} cost 0.07, more than the 0.01 reserved for it",
+    )
+    assert rig.store.runs["run-1"].charged() == Decimal("0.07")
+
+
 async def test_an_unknown_tool_fails_and_names_the_known_ones(rig: Rig) -> None:
     item = rig.item(find_tool(), {"domain": "a.example"})
     [outcome] = await rig.ask([msgspec.structs.replace(item, tool="hunter.nothing")])
