@@ -283,7 +283,9 @@ class PageKeys(Message, frozen=True, kw_only=True):
 
 
 class ParkedRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A row that waits outside any process. ``waits`` counts its waits, this one included; ``wait_ms`` None: until something happens."""
+    """A row that waits outside any process. ``waits`` counts its waits, this one included; ``wait_ms`` None: until something happens.
+    ``provider``: who keeps it waiting, if one does; it comes back as soon as that one serves again.
+    """
 
     key: str
     index: int
@@ -292,6 +294,16 @@ class ParkedRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waits: int
     wait_ms: int | None = None
     asked: float | None = None
+    provider: str = ""
+
+
+@message()
+class ProviderServes(Message, frozen=True, kw_only=True):
+    """A provider that had kept rows waiting serves again. A hint: rows that wait for it come back the oldest first, ``per_second`` of them."""
+
+    org: str
+    provider: str
+    per_second: Annotated[float, msgspec.Meta(gt=0)]
 
 
 @message()

@@ -25,6 +25,7 @@ from rowmill_contracts.runs import (
     ListRuns,
     OpenDataset,
     PauseRun,
+    ProviderServes,
     RecordCalls,
     ReleaseRun,
     RenewRun,
@@ -135,6 +136,8 @@ class Handlers:
         match delivery.message:
             case RowsParked() as parked:
                 await self._parking.store(parked)
+            case ProviderServes() as message:
+                await self._parking.provider_serves(message)
             case other:
                 raise unexpected(other)
 

@@ -11,7 +11,7 @@ from rowmill_admission.settings import AdmissionSettings
 from rowmill_admission.store import datasets as dataset_store
 from rowmill_admission.store import runs as run_store
 from rowmill_admission.store import waits as wait_store
-from rowmill_contracts.runs import RowsParked
+from rowmill_contracts.runs import ProviderServes, RowsParked
 
 
 class Parking:
@@ -43,4 +43,9 @@ class Parking:
             return [] if run is None else await halting.halt_run(connection, run, parked.reason)
 
         self._postman.wake(await self._database.transact(work))
+        self._on_parked()
+
+    async def provider_serves(self, message: ProviderServes) -> None:
+        """Let the rows that wait for a provider come back now, the oldest first, at the rate that it allows."""
+        await wait_store.provider_serves(self._database, message.org, message.provider, message.per_second)
         self._on_parked()

@@ -339,13 +339,14 @@ FROM datasets d JOIN runs r ON r.run_id = d.run_id WHERE d.state = 'open' AND d.
 
 -- name: store_waits
 -- A row's newest wait decides; an older or repeated RowsParked changes nothing. $7: milliseconds, null: until something happens.
-INSERT INTO waits (dataset_seq, row_index, key, page, attempt, waits, due_at, asked, reason, halted)
-SELECT $1, n.row_index, n.key, n.page, n.attempt, n.waits, clock_timestamp() + make_interval(secs => n.wait_ms / 1000.0), n.asked, $9, $10
-FROM unnest($2::bigint[], $3::text[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::float8[])
-     AS n (row_index, key, page, attempt, waits, wait_ms, asked)
+INSERT INTO waits (dataset_seq, row_index, key, page, attempt, waits, due_at, asked, reason, halted, provider)
+SELECT $1, n.row_index, n.key, n.page, n.attempt, n.waits, clock_timestamp() + make_interval(secs => n.wait_ms / 1000.0), n.asked, $10, $11,
+       n.provider
+FROM unnest($2::bigint[], $3::text[], $4::int[], $5::int[], $6::int[], $7::bigint[], $8::float8[], $9::text[])
+     AS n (row_index, key, page, attempt, waits, wait_ms, asked, provider)
 ORDER BY n.row_index
 ON CONFLICT (dataset_seq, row_index) DO UPDATE SET attempt = excluded.attempt, waits = excluded.waits, state = 'waiting', due_at = excluded.due_at,
-       asked = excluded.asked, reason = excluded.reason, halted = excluded.halted, released_at = NULL
+       asked = excluded.asked, reason = excluded.reason, halted = excluded.halted, provider = excluded.provider, released_at = NULL
 WHERE (excluded.attempt, excluded.waits) > (waits.attempt, waits.waits)
 
 -- name: end_halts
@@ -356,6 +357,19 @@ FROM (
     WHERE d.run_id = $1 AND o.state = 'waiting' AND o.halted ORDER BY o.dataset_seq, o.row_index FOR UPDATE OF o
 ) halted
 WHERE w.dataset_seq = halted.dataset_seq AND w.row_index = halted.row_index
+
+-- name: provider_serves
+-- A provider serves again: rows of an organisation that wait for it come back the oldest first, $3 a second, none later than it would have.
+UPDATE waits w SET due_at = least(w.due_at, clock_timestamp() + make_interval(secs => (turns.turn - 1) / $3::float8))
+FROM (
+    SELECT dataset_seq, row_index, row_number() OVER (ORDER BY asked NULLS FIRST, dataset_seq, row_index) AS turn
+    FROM (
+        SELECT o.dataset_seq, o.row_index, o.asked FROM waits o JOIN datasets d USING (dataset_seq) JOIN runs r USING (run_id)
+        WHERE o.state = 'waiting' AND NOT o.halted AND o.provider = $2 AND r.org = $1
+        ORDER BY o.dataset_seq, o.row_index FOR UPDATE OF o SKIP LOCKED
+    ) AS waiting
+) AS turns
+WHERE w.dataset_seq = turns.dataset_seq AND w.row_index = turns.row_index
 
 -- name: release_due
 -- Rows whose time has come, of runs that go on: in turn by organisation, then by run, the first due first. Not of the datasets $2.

@@ -273,6 +273,7 @@ class RowRunner:
             waits=row.waits + 1,
             wait_ms=parked.wait_ms,
             asked=parked.asked,
+            provider=parked.provider,
         )
         if not ticket.keep(waiting, reason=parked.reason, halted=parked.halted):
             self._settler.park(lane.of, waiting, ticket, reason=parked.reason, halted=parked.halted)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.events import AskLanes, LanesShown
+from rowmill_contracts.runs import ProviderServes
 from rowmill_contracts.tools import ToolCalls
 from rowmill_tool_gateway.answers import Answers, Replies
 from rowmill_tool_gateway.credentials import Credentials
@@ -35,7 +36,7 @@ class Neighbours(Asks, Replies, Protocol):
 
 class Engine:
     """``holder``: unique to this process and start; no lease of a former start is taken for ours. ``connected``: whether there is a session with the
-    broker; `reconnected` is to be called at the begin of each.
+    broker; `reconnected` is to be called at the begin of each. ``serves``: told of providers that serve again and had kept calls waiting.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Engine:
         clock: Clock,
         connected: Callable[[], bool] = lambda: True,
         jitter: Callable[[], float] = random.random,
+        serves: Callable[[ProviderServes], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -73,6 +75,7 @@ class Engine:
             hold=settings.hand,
             sent_hold=settings.in_flight_hold,
             sent_again=settings.in_flight_again,
+            longest_wait=settings.away_wait,
         )
         permits = Permits(settings.permit_life)
         self.shards = ShardLeases(
@@ -95,7 +98,7 @@ class Engine:
         self.hand.dispatch = self.dispatcher
         self.sender = Sender(self.dispatcher, self.dispatcher.claims, self.hand, self._receipts, self.shards, credentials, clock, settings, lease_ids)
         self.dispatcher.sender = self.sender
-        self.sender.settle = Settler(self.hand, self.dispatcher, self._receipts, credentials, clock, settings, jitter).settle
+        self.sender.settle = Settler(self.hand, self.dispatcher, self._receipts, credentials, clock, settings, jitter, serves).settle
         self._loops: list[asyncio.Task[None]] = []
 
     def start(self) -> None:

@@ -45,11 +45,15 @@ class Dispatch(Protocol):
 
 
 class Hand:
-    """``hold``: how long a call waits before its request is sent. ``sent_hold``: how long its page is held once it was; then ``sent_again``."""
+    """``hold``: how long a call waits before its request is sent. ``sent_hold``: how long its page is held once it was; then ``sent_again``.
+    ``longest_wait``: how long a call is deferred at a time, at most, while nobody knows when its provider serves again.
+    """
 
     dispatch: Dispatch
 
-    def __init__(self, toolbox: Toolbox, answers: Answers, clock: Clock, *, hold: float, sent_hold: float, sent_again: float) -> None:
+    def __init__(
+        self, toolbox: Toolbox, answers: Answers, clock: Clock, *, hold: float, sent_hold: float, sent_again: float, longest_wait: float
+    ) -> None:
         self.flights: dict[str, Flight] = {}
         self._toolbox = toolbox
         self._answers = answers
@@ -57,6 +61,7 @@ class Hand:
         self._hold = hold
         self._sent_hold = sent_hold
         self._sent_again = sent_again
+        self._longest_wait = longest_wait
         self._pages: dict[Page, None] = {}
         self._of_shard: Counter[int] = Counter()
 
@@ -189,19 +194,25 @@ class Hand:
 
         Too long is what its tool allows in all (SPEC 4.4), or, of a provider that does not serve, what the call itself allows (a leg of a
         waterfall, SPEC 1.3). Waiting for one's turn at a provider that serves, or for our own services, is no reason to give a leg up.
+
+        Of a provider that does not serve nobody knows when it will: the longer a call has waited, the less often it asks. Whoever waits is
+        called back once the provider serves, so nothing is lost by that.
         """
         now = self._clock.now()
         unserved = flight.lane.unavailable_for(self._clock.monotonic())
         gone = list(calls)
         for call in gone:
             waited = now - (call.item.asked or now)
-            if failure is not None and (
-                waited + wait > flight.tool.tool.max_wait
-                or (unserved is not None and call.item.max_wait is not None and min(waited, unserved) + wait > call.item.max_wait)
-            ):
+            left = flight.tool.tool.max_wait - waited
+            if unserved is not None and call.item.max_wait is not None:
+                left = min(left, call.item.max_wait - min(waited, unserved))
+            if failure is None:
+                self._answer(call, "deferred", flight, wait_ms=math.ceil(wait * 1000), reason=reason)
+            elif wait > left:
                 self._fail(call, flight.key, msgspec.structs.replace(failure, code="provider_unavailable", category="unavailable", retryable=False))
             else:
-                self._answer(call, "deferred", flight, wait_ms=math.ceil(wait * 1000), reason=reason)
+                until = wait if unserved is None else max(wait, min(waited / 2, self._longest_wait, left))
+                self._answer(call, "deferred", flight, wait_ms=math.ceil(until * 1000), reason=reason, provider=flight.tool.provider)
         flight.calls = [call for call in flight.calls if not call.answered]
         if not flight.calls and flight.stage not in {Stage.SENT, Stage.STORING}:
             self.forget(flight)

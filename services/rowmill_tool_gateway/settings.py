@@ -60,6 +60,9 @@ class ToolGatewaySettings(ServiceSettings):
     rejected_wait: Seconds = 1.0
     """How long a lane is closed by a 429 or 425 without ``Retry-After``."""
 
+    away_wait: Seconds = 300.0
+    """How long a call that waits for a provider that does not serve is deferred at a time, at most: half as long as it has waited already."""
+
     payment_wait: Seconds = 30.0
     """How long a lane is closed by a 402: others need not learn the same by spending requests."""
 

@@ -12,6 +12,7 @@ import structlog
 from rowmill.errors import SecretMissing
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.receipts import Completion, FailedCall, StoreAnswer
+from rowmill_contracts.runs import ProviderServes
 from rowmill_contracts.tools import ToolFailure
 from rowmill_tool_gateway.credentials import Credentials
 from rowmill_tool_gateway.dispatch import Dispatcher
@@ -41,7 +42,7 @@ KEPT_TRIES = 100_000
 
 
 class Settler:
-    """``random``: gives numbers from 0 to 1, for jitter."""
+    """``random``: gives numbers from 0 to 1, for jitter. ``serves``: told of a provider that serves again and had kept calls waiting elsewhere."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Settler:
         clock: Clock,
         settings: ToolGatewaySettings,
         random: Callable[[], float],
+        serves: Callable[[ProviderServes], None],
     ) -> None:
         self._hand = hand
         self._dispatcher = dispatcher
@@ -60,6 +62,7 @@ class Settler:
         self._clock = clock
         self._settings = settings
         self._random = random
+        self._serves = serves
         self._policy = RetryPolicy(settings.call_attempts, settings.retry_first, settings.retry_limit)
         self._refreshing: set[asyncio.Task[None]] = set()
         self._tries: dict[tuple[str, str], int] = {}
@@ -70,7 +73,7 @@ class Settler:
         decisions = [None if isinstance(ended, Result) else self._decide(flight, ended) for flight, ended in zip(flights, endings, strict=True)]
         for flight, decision in zip(flights, decisions, strict=True):
             self._count(flight, decision)
-        self._tell_lane(lane, endings, decisions)
+        self._tell_lane(lane, endings, decisions, flights[0].tool.weight)
         for flight, ended, decision in zip(flights, endings, decisions, strict=True):
             flight.stage = Stage.STORING
             if isinstance(ended, Result):
@@ -104,7 +107,7 @@ class Settler:
         elif isinstance(decision, Refresh) and tries:
             self._tries[call] = tries
 
-    def _tell_lane(self, lane: Lane, endings: list[Ended], decisions: list[Decision | None]) -> None:
+    def _tell_lane(self, lane: Lane, endings: list[Ended], decisions: list[Decision | None], weight: float) -> None:
         """What one request says about its provider holds for all calls of the lane."""
         now = self._clock.monotonic()
         kinds = {"result" if isinstance(ended, Result) else ended.kind for ended in endings}
@@ -113,7 +116,11 @@ class Settler:
         elif kinds - {"never_opened", "misdefined", "no_answer"}:
             lane.reached()
             if all(decision is None or self._closes_for(decision) is None for decision in decisions):
+                away = lane.unavailable_for(now)
                 lane.served()
+                if away is not None and away > self._settings.hand:  # else what waited is still in hand
+                    per_second = lane.requests_per_second() / weight
+                    self._serves(ProviderServes(org=lane.org, provider=lane.provider, per_second=per_second))
         for decision in decisions:
             seconds = None if decision is None else self._closes_for(decision)
             if seconds is not None:

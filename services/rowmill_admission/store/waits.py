@@ -50,6 +50,7 @@ async def add(connection: Connection, dataset_seq: int, rows: Sequence[ParkedRow
         [row.waits for row in rows],
         [row.wait_ms for row in rows],
         [row.asked for row in rows],
+        [row.provider for row in rows],
         reason,
         halted,
     )
@@ -58,6 +59,11 @@ async def add(connection: Connection, dataset_seq: int, rows: Sequence[ParkedRow
 async def end_halts(connection: Connection, run_id: str) -> None:
     """The run goes on: rows that waited for that are due."""
     await connection.execute(SQL["end_halts"], run_id)
+
+
+async def provider_serves(database: Database, org: str, provider: str, per_second: float) -> None:
+    """Rows that wait for this provider come back at that rate from now on, the oldest first."""
+    await database.execute(SQL["provider_serves"], org, provider, per_second)
 
 
 async def release_due(database: Database, limit: int, *, but_for: Collection[int]) -> list[Wait]:

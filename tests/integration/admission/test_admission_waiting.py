@@ -11,15 +11,24 @@ import pytest
 from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, rows, settled
 
 from rowmill_contracts.rows import RowTasks, SettledRow
-from rowmill_contracts.runs import Limits, ParkedRow, PauseRun, ResumeRun, RowsParked, RunOptions, RunShown, RunStop
+from rowmill_contracts.runs import Limits, ParkedRow, PauseRun, ProviderServes, ResumeRun, RowsParked, RunOptions, RunShown, RunStop
 from rowmill_contracts.topology import ADMISSION_ASKS, ADMISSION_PARKED, RUNS_STOP
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("admission")]
 
 
-def parked(tasks: RowTasks, wait_ms: int | None, *, halted: bool = False) -> RowsParked:
+def parked(tasks: RowTasks, wait_ms: int | None, *, halted: bool = False, provider: str = "", asked: float = 1000.0) -> RowsParked:
     waiting = [
-        ParkedRow(key=row.key, index=row.index, page=row.page, attempt=row.attempt, waits=row.waits + 1, wait_ms=wait_ms, asked=1000.0 + row.index)
+        ParkedRow(
+            key=row.key,
+            index=row.index,
+            page=row.page,
+            attempt=row.attempt,
+            waits=row.waits + 1,
+            wait_ms=wait_ms,
+            asked=asked + row.index,
+            provider=provider,
+        )
         for row in tasks.rows
     ]
     return RowsParked(run_id=tasks.run_id, dataset=tasks.dataset, reason="budget" if halted else "rate_limited", rows=waiting, halted=halted)
@@ -93,6 +102,27 @@ async def test_parked_rows_stay_in_their_runs_window(neighbours: Neighbours) -> 
     assert order[:10] == [0] * 10
     assert 1 in order[10:21]
     assert len(order) == 50
+
+
+async def test_rows_come_back_as_soon_as_their_provider_serves_the_oldest_first_at_its_rate(neighbours: Neighbours) -> None:
+    run_id, other = new_run_id(), new_run_id()
+    neighbours.work = lambda tasks: []
+    for each in (run_id, other):
+        await neighbours.start(each, rows=rows(3))
+        await neighbours.until(lambda: len(neighbours.sent(each)) == 3)  # noqa: B023 - over before the next turn
+        [tasks] = [tasks for tasks in neighbours.tasks if tasks.run_id == each]
+        for row, age in zip(tasks.rows, (300.0, 100.0, 200.0), strict=True):
+            provider = "away" if each == run_id else "elsewhere"
+            await neighbours.bus.publish(parked(_of(tasks, [row]), 3_600_000, provider=provider, asked=age), ADMISSION_PARKED)
+    org = tasks.org
+    for message in (
+        ProviderServes(org="another", provider="away", per_second=1000.0),
+        ProviderServes(org=org, provider="away", per_second=2.0),
+    ):
+        await neighbours.bus.publish(message, ADMISSION_PARKED)
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 6)
+    assert [row.index for row in neighbours.sent(run_id)[3:]] == [1, 2, 0], "the oldest first, one page each: half a second lies between them"
+    assert len(neighbours.sent(other)) == 3, "nobody said that its provider serves"
 
 
 async def test_waiting_rows_of_a_stopped_run_are_settled_as_cancelled(neighbours: Neighbours) -> None:

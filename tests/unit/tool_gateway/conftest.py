@@ -21,6 +21,7 @@ from rowmill.runtime.clock import SystemClock
 from rowmill.tools import Tool, tool_of
 from rowmill_contracts.envelope import Message, decode, encode
 from rowmill_contracts.receipts import ClaimReceipts
+from rowmill_contracts.runs import ProviderServes
 from rowmill_contracts.tools import CallItem, CallOutcome, ToolCalls, ToolResults
 from rowmill_tool_gateway.credentials import Credentials, Redactor
 from rowmill_tool_gateway.engine import Engine
@@ -140,7 +141,17 @@ class Rig:
         self._threads = ThreadPoolExecutor(2)
         self._numbers = itertools.count(1)
         self.holder = f"gateway-{id(self)}"
-        self.engine = Engine(self.bus, Toolbox(self._carrier), self.credentials, settings, holder=self.holder, clock=self.clock, jitter=lambda: 0.0)
+        self.serving: list[ProviderServes] = []
+        self.engine = Engine(
+            self.bus,
+            Toolbox(self._carrier),
+            self.credentials,
+            settings,
+            holder=self.holder,
+            clock=self.clock,
+            jitter=lambda: 0.0,
+            serves=self.serving.append,
+        )
         self.engine.start()
 
     def _carrier(self, tool: Tool) -> Carrier:
