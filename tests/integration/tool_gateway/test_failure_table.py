@@ -220,11 +220,11 @@ def _own_registry() -> Iterator[None]:
 
 
 @pytest.fixture
-async def rig(database_url: str, _own_registry: None) -> AsyncIterator[Rig]:
-    database = await Database.connect(database_url, schema=SCHEMA, server_settings=SERVER_SETTINGS)
-    await database.migrate("rowmill_receipt_store")
-    yield Rig(RealStore(database), database)
-    await database.close()
+async def database(database_url: str, _own_registry: None) -> AsyncIterator[Database]:
+    found = await Database.connect(database_url, schema=SCHEMA, server_settings=SERVER_SETTINGS)
+    await found.migrate("rowmill_receipt_store")
+    yield found
+    await found.close()
 
 
 def once(wrong: Talk) -> Talk:
@@ -237,9 +237,12 @@ def once(wrong: Talk) -> Talk:
     return talk
 
 
-@pytest.mark.parametrize("effect", EFFECTS)
 @pytest.mark.parametrize("line", TABLE, ids=[line[0].replace(" ", "-") for line in TABLE])
-async def test_what_happened_and_what_follows(rig: Rig, line: Any, effect: str) -> None:
+async def test_what_happened_and_what_follows(database: Database, line: Any) -> None:
+    await asyncio.gather(*(_follows(Rig(RealStore(database), database), line, effect) for effect in EFFECTS))
+
+
+async def _follows(rig: Rig, line: Any, effect: str) -> None:
     what, provider, all_follow, charged, category, code = line
     follows = all_follow[EFFECTS.index(effect)]
     server = Server()
@@ -276,7 +279,7 @@ async def test_what_happened_and_what_follows(rig: Rig, line: Any, effect: str) 
         WAITS: ("deferred", "released", once_or_not),
         RUN_WAITS: ("halted", "released", Decimal(0)),
     }[follows]
-    assert (outcome.outcome, receipt, account) == expected
+    assert (outcome.outcome, receipt, account) == expected, f"{what}, {effect}"
     tool = failure.tool.removesuffix(".find")  # type: ignore[union-attr]
     seen = msgspec.structs.asdict(failure)  # type: ignore[arg-type]
     assert (seen["category"], seen["code"], seen["provider"], seen["origin"]) == (category, code, tool, "provider")
@@ -307,7 +310,8 @@ async def _read_from_now_on(server: Server) -> None:
     server.unread = False
 
 
-async def test_a_failure_that_repeats_fails_after_five_tries_each_of_them_charged(rig: Rig) -> None:
+async def test_a_failure_that_repeats_fails_after_five_tries_each_of_them_charged(database: Database) -> None:
+    rig = Rig(RealStore(database), database)
     server = Server()
     server.talk = says(500)
     await server.start()
