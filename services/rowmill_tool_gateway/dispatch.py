@@ -102,7 +102,15 @@ class Dispatcher:
             traffic = self._traffic.get((org, tool.provider))
             if traffic is None:
                 pace = None if provider.rate is None else Pace(provider.rate, provider.burst, shared=True)
-                lane = Lane(org, tool.provider, shard_of(org, tool.provider), concurrency=provider.concurrency, pace=pace, probes=self._probes)
+                lane = Lane(
+                    org,
+                    tool.provider,
+                    shard_of(org, tool.provider),
+                    concurrency=provider.concurrency,
+                    pace=pace,
+                    probes=self._probes,
+                    recovery=self._settings.recovery,
+                )
                 traffic = self._traffic[org, tool.provider] = _Traffic(lane)
                 traffic.again = partial(self._soon, traffic)
                 if pace is not None:

@@ -5,8 +5,11 @@ An `Observation` says what was seen; `decide` says what follows for one call, gi
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Final, Literal
@@ -149,6 +152,7 @@ PAYMENT_WORDS: Final = (
 """What bodies say when money is the matter, in any spelling of spaces, hyphens and case."""
 _SPELLING = bytes.maketrans(b" -", b"__")
 _LOOKED_AT = 4096
+_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 def rule_for(seen: Observation) -> Rule:
@@ -236,11 +240,11 @@ def retry_after_seconds(value: str | None, now: float) -> float | None:
     if value is None:
         return None
     text = value.strip()
-    try:
+    if _SECONDS.fullmatch(text):
         seconds = float(text)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(text).timestamp() - now
-        except (ValueError, TypeError, OverflowError):
-            return None
-    return max(0.0, seconds) if seconds == seconds and seconds != float("inf") else None  # noqa: PLR0124 - NaN is not itself
+        return seconds if math.isfinite(seconds) else None
+    try:
+        date = parsedate_to_datetime(text)
+        return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now)
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -1,4 +1,4 @@
-"""Whose call is next: runs in turn, and within a run the call that was asked for first.
+"""Whose call is next: runs in turn, within a run the call that was asked for first, and within each round the run whose call that is.
 
 In turn, so that a run of fifty rows beside one of half a million does not wait for it; by the time of first asking, so that a call which was
 deferred does not queue anew behind those that came later.
@@ -7,7 +7,6 @@ deferred does not queue anew behind those that came later.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from typing import Generic, TypeVar
 
 ItemT = TypeVar("ItemT")
@@ -18,10 +17,16 @@ class RunQueue(Generic[ItemT]):
 
     def __init__(self) -> None:
         self._heaps: dict[str, list[tuple[float, int, ItemT]]] = {}
-        self._turns: deque[str] = deque()
+        self._turns: list[tuple[int, float, int, str]] = []
+        """(round, when its first call was asked for, number, run): a heap, in which only the numbers in `_turn_of` count."""
+        self._turn_of: dict[str, int] = {}
+        self._round = 0
+        self._served: set[str] = set()
+        """Runs that had their turn in this round."""
         self._run_of: dict[int, str] = {}
         self._counts: dict[str, int] = {}
         self._tickets = 0
+        self._numbers = 0
 
     @property
     def length(self) -> int:
@@ -39,28 +44,42 @@ class RunQueue(Generic[ItemT]):
 
     def add(self, run_id: str, asked: float, item: ItemT) -> int:
         """Queue an item; its ticket withdraws it."""
+        self._tickets += 1
+        ticket = self._tickets
         heap = self._heaps.get(run_id)
         if heap is None:
             heap = self._heaps[run_id] = []
-            self._turns.append(run_id)
-        self._tickets += 1
-        heapq.heappush(heap, (asked, self._tickets, item))
-        self._run_of[self._tickets] = run_id
+        first = not heap or asked < heap[0][0]
+        heapq.heappush(heap, (asked, ticket, item))
+        if first:
+            self._take_turn(run_id, asked)
+        self._run_of[ticket] = run_id
         self._counts[run_id] = self._counts.get(run_id, 0) + 1
-        return self._tickets
+        return ticket
+
+    def _take_turn(self, run_id: str, asked: float) -> None:
+        self._numbers += 1
+        self._turn_of[run_id] = self._numbers
+        heapq.heappush(self._turns, (self._round + (run_id in self._served), asked, self._numbers, run_id))
 
     def take(self) -> ItemT | None:
         """The next item; None when there is none."""
         while self._turns:
-            run_id = self._turns.popleft()
+            turn, _, number, run_id = heapq.heappop(self._turns)
+            if self._turn_of.get(run_id) != number:
+                continue
+            if turn != self._round:
+                self._round = turn
+                self._served.clear()
+            self._served.add(run_id)
             heap = self._heaps[run_id]
             _, ticket, item = heapq.heappop(heap)
             while ticket not in self._run_of and heap:
                 _, ticket, item = heapq.heappop(heap)
             if heap:
-                self._turns.append(run_id)
+                self._take_turn(run_id, heap[0][0])
             else:
-                del self._heaps[run_id]
+                del self._heaps[run_id], self._turn_of[run_id]
             if self.withdraw(ticket):
                 return item
         return None

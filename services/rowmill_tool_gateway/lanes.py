@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rowmill_tool_gateway.pacing import Pace
+from rowmill_tool_gateway.throttling import Throttle
 
 FIRST_GUESS: Final = 0.05
 """Seconds that a request is taken to last before one was seen."""
@@ -30,7 +31,9 @@ class ProbePolicy:
 class Lane:
     """(organisation, provider). ``concurrency``: requests open at once. ``weight``s are in requests: a call of a batch tool is a part of one."""
 
-    def __init__(self, org: str, provider: str, shard: int, *, concurrency: int, pace: Pace | None, probes: ProbePolicy) -> None:
+    def __init__(
+        self, org: str, provider: str, shard: int, *, concurrency: int, pace: Pace | None, probes: ProbePolicy, recovery: float = math.inf
+    ) -> None:
         self.org = org
         self.provider = provider
         self.shard = shard
@@ -43,6 +46,7 @@ class Lane:
         self.unavailable_since: float | None = None
         """Since when the provider refuses or cannot be reached; None while it serves, however long its pace makes calls wait."""
         self._probes = probes
+        self._throttle = Throttle(recovery)
         self._missed = 0
         self._duration = FIRST_GUESS
         self._appointment = float("-inf")
@@ -55,7 +59,18 @@ class Lane:
     @property
     def slots(self) -> int:
         """Requests that may be opened besides those that are."""
-        return (1 if self.probing else self.concurrency) - self.in_flight
+        return (1 if self.probing else self.allowed) - self.in_flight
+
+    @property
+    def allowed(self) -> int:
+        """Requests that may be open at once, as far as the provider bears what is declared."""
+        share = self._throttle.share
+        return self.concurrency if share == 1.0 else max(1, int(self.concurrency * share))
+
+    @property
+    def share(self) -> float:
+        """How much of what is declared the provider bears: 1 unless it refused of late."""
+        return self._throttle.share
 
     def ready_at(self) -> float:
         """The earliest time of the next request, concurrency and permits aside. Infinite where that depends on requests that are on their way."""
@@ -68,7 +83,7 @@ class Lane:
         """Requests' worth of calls to claim now: what can be sent within ``ahead`` seconds and is not claimed yet."""
         if self.closed_until > now:
             return 0.0
-        room = max(0, self.slots) + (0.0 if self.probing else self.concurrency * ahead / self._duration)
+        room = max(0, self.slots) + (0.0 if self.probing else self.allowed * ahead / self._duration)
         if self.pace is not None:
             room = min(room, self.pace.sends_within(now, ahead))
         return room - self.claimed
@@ -89,9 +104,11 @@ class Lane:
         """The provider answered, whatever it said."""
         self._missed = 0
 
-    def served(self) -> None:
+    def served(self, now: float) -> None:
         """The provider answered, and not that it is exhausted."""
         self.unavailable_since = None
+        self._throttle.served(now)
+        self._slow_down()
 
     def unavailable_for(self, now: float) -> float | None:
         """Seconds for which the provider has not served; None while it does."""
@@ -111,13 +128,26 @@ class Lane:
         self._refused(now)
         self.closed_until = max(self.closed_until, now + seconds)
 
+    def overrun(self, now: float, seconds: float) -> None:
+        """The provider said that it is too much (429, 425): from then on half of what was allowed, and nothing at all for so long."""
+        self.close(now, seconds)
+        if self._throttle.refused(now, self.closed_until):
+            self._slow_down()
+
+    def _slow_down(self) -> None:
+        if self.pace is not None:
+            self.pace.share = self._throttle.share
+
     def _refused(self, now: float) -> None:
         if self.unavailable_since is None:
             self.unavailable_since = now
 
     def requests_per_second(self) -> float:
         """How fast the lane is taken to work off what waits."""
-        by_slots = (1 if self.probing else self.concurrency) / self._duration
+        return self._rate(1 if self.probing else self.allowed)
+
+    def _rate(self, slots: int) -> float:
+        by_slots = slots / self._duration
         return by_slots if self.pace is None else min(by_slots, self.pace.per_second)
 
     def expected_wait(self, now: float, requests_before: float) -> float:
@@ -126,6 +156,9 @@ class Lane:
         return (max(0.0, ready - now) if math.isfinite(ready) else 0.0) + requests_before / self.requests_per_second()
 
     def appoint(self, now: float, not_before: float, weight: float) -> float:
-        """Seconds from ``now`` at which a deferred call should be asked for again; one appointment after the other, at the lane's rate."""
-        self._appointment = max(self._appointment, self.closed_until, now + not_before) + weight / self.requests_per_second()
+        """Seconds from ``now`` at which a deferred call should be asked for again; one appointment after the other, at the lane's rate.
+
+        At its last known rate also where nobody knows when the provider returns: calls that all came at once then would only be deferred again.
+        """
+        self._appointment = max(self._appointment, self.closed_until, now + not_before) + weight / self._rate(self.allowed)
         return self._appointment - now

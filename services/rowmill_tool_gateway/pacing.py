@@ -44,6 +44,8 @@ class Pace:
         self.rate = rate
         self.known = not shared
         """Whether what others may have sent in the present window was told."""
+        self.share = 1.0
+        """How much of the rate is used, where the provider bears no more."""
         self._interval = rate.window_seconds / rate.requests
         self._burst = burst
         self._tolerance = (burst - 1) * self._interval
@@ -56,7 +58,7 @@ class Pace:
 
     @property
     def per_second(self) -> float:
-        return self.rate.requests / self.rate.window_seconds
+        return self.share * self.rate.requests / self.rate.window_seconds
 
     # ---- sending ----------------------------------------------------------------------------------------------------------------------
 
@@ -81,7 +83,7 @@ class Pace:
     def begin(self, now: float) -> None:
         """A request takes its place at ``now`` and is on its way to be written."""
         behind = min(self._interval, CATCH_UP)
-        self._due = max(self._due, now - behind) + self._interval
+        self._due = max(self._due, now - behind) + self._interval / self.share
         self._pending += 1
         self._begun += 1
         self._permits -= 1
@@ -99,7 +101,7 @@ class Pace:
         """How many sends fit from ``now`` on into so many seconds, permits aside; a fraction where the next one does not."""
         start = max(now, self.due_at())
         burst = self._tolerance / self._interval if self._due <= now else 0.0
-        return burst + max(0.0, (now + seconds - start) / self._interval) + (1.0 if start <= now else 0.0)
+        return burst + max(0.0, self.share * (now + seconds - start) / self._interval) + (1.0 if start <= now else 0.0)
 
     # ---- permits ----------------------------------------------------------------------------------------------------------------------
 

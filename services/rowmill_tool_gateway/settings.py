@@ -63,6 +63,12 @@ class ToolGatewaySettings(ServiceSettings):
     away_wait: Seconds = 300.0
     """How long a call that waits for a provider that does not serve is deferred at a time, at most: half as long as it has waited already."""
 
+    longest_closing: Seconds = 3600.0
+    """How long a lane is closed at most, whatever a ``Retry-After`` says. Calls that may not wait as long as it says have failed by then."""
+
+    recovery: Seconds = 20.0
+    """Seconds of service in which a lane that was halved by 429s grows from nothing to all that is declared."""
+
     payment_wait: Seconds = 30.0
     """How long a lane is closed by a 402: others need not learn the same by spending requests."""
 

@@ -117,13 +117,18 @@ class Settler:
             lane.reached()
             if all(decision is None or self._closes_for(decision) is None for decision in decisions):
                 away = lane.unavailable_for(now)
-                lane.served()
+                lane.served(now)
                 if away is not None and away > self._settings.hand:  # else what waited is still in hand
                     per_second = lane.requests_per_second() / weight
                     self._serves(ProviderServes(org=lane.org, provider=lane.provider, per_second=per_second))
         for decision in decisions:
             seconds = None if decision is None else self._closes_for(decision)
-            if seconds is not None:
+            if seconds is None:
+                continue
+            seconds = min(max(seconds, self._settings.retry_first), self._settings.longest_closing)
+            if isinstance(decision, Defer) and decision.failure.category == "rate_limited":
+                lane.overrun(now, seconds)
+            else:
                 lane.close(now, seconds)
 
     def _closes_for(self, decision: Decision) -> float | None:

@@ -20,12 +20,12 @@ pytestmark = pytest.mark.servers
 
 
 @asynccontextmanager
-async def gateway_process(settings: ToolGatewaySettings) -> AsyncIterator[asyncio.subprocess.Process]:
+async def gateway_process(settings: ToolGatewaySettings, scale: float = SCALE) -> AsyncIterator[asyncio.subprocess.Process]:
     environ = {
         **os.environ,
         "ROWMILL_BROKER_URL": settings.broker_url,
         "ROWMILL_PROJECT": str(settings.project),
-        "ROWMILL_TIME_SCALE": str(SCALE),
+        "ROWMILL_TIME_SCALE": str(scale),
     }
     command = [sys.executable, "-m", "rowmill", "serve", "tool-gateway", "--stop-with-parent"]
     process = await asyncio.create_subprocess_exec(*command, env=environ, cwd=settings.project, stderr=asyncio.subprocess.DEVNULL)

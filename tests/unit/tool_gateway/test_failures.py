@@ -123,7 +123,12 @@ def test_the_record_names_tool_provider_code_and_status() -> None:
     [
         ("7", 7.0),
         (" 1.5 ", 1.5),
-        ("-3", 0.0),
+        ("-3", None),
+        ("1_0", None),
+        ("99999999999", 99999999999.0),
+        ("9" * 400, None),
+        ("Thu, 01 Jan 1970 00:02:00 -0000", 20.0),
+        ("Thu, 01 Jan 99999 00:00:00 GMT", None),
         ("Thu, 01 Jan 1970 00:02:00 GMT", 20.0),
         ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
         ("soon", None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from itertools import pairwise
 
 from rowmill.durations import Rate
 from rowmill_tool_gateway.fairness import RunQueue
@@ -12,10 +13,12 @@ from rowmill_tool_gateway.groups import Group
 from rowmill_tool_gateway.lanes import Lane, ProbePolicy
 from rowmill_tool_gateway.pacing import Pace
 
+PROBES = ProbePolicy(after=5, first=1.0, limit=30.0)
+
 
 def lane(*, concurrency: int = 10, rate: str | None = None) -> Lane:
     pace = None if rate is None else Pace(Rate.parse(rate))
-    return Lane("acme", "hunter", 0, concurrency=concurrency, pace=pace, probes=ProbePolicy(after=5, first=1.0, limit=30.0))
+    return Lane("acme", "hunter", 0, concurrency=concurrency, pace=pace, probes=PROBES)
 
 
 def sends(pace: Pace, until: float, lateness: random.Random) -> list[float]:
@@ -113,6 +116,20 @@ def test_appointments_follow_one_another_at_the_lanes_rate() -> None:
     assert [round(wait, 6) for wait in waits] == [1.1, 1.2, 1.3]
 
 
+def test_a_provider_that_is_not_reached_spreads_appointments_at_its_last_known_rate() -> None:
+    unreachable = lane(concurrency=10)
+    for _ in range(20):
+        unreachable.opened(0.0)
+        unreachable.finished(1.0)
+    usual = unreachable.requests_per_second()
+    for _ in range(5):
+        unreachable.missed(0.0, 1.0)
+    assert unreachable.slots == 1
+    waits = [unreachable.appoint(0.0, 0.2, 1.0) for _ in range(100)]
+    assert waits[0] > unreachable.closed_until
+    assert [round((after - before) * usual, 6) for before, after in pairwise(waits)] == [1.0] * 99
+
+
 def test_the_expected_wait_is_the_closing_and_the_queue_before() -> None:
     paced = lane(rate="10/s")
     paced.close(0.0, 3.0)
@@ -128,6 +145,30 @@ def test_runs_take_turns_and_within_a_run_the_oldest_call_goes_first() -> None:
     assert [queue.take() for _ in range(6)] == ["big-parked", "small-0", "big-0", "big-1", "big-2", "big-3"]
     assert queue.take() is None
     assert (queue.length, queue.runs) == (0, 0)
+
+
+def test_in_each_round_the_run_whose_call_was_asked_for_first_goes_first_and_no_run_goes_twice() -> None:
+    queue: RunQueue[str] = RunQueue()
+    for run, asked in (("new", 30.0), ("old", 10.0), ("middle", 20.0)):
+        for number in range(2):
+            queue.add(run, asked + number, f"{run}-{number}")
+    taken = [queue.take()]
+    queue.add("new", 1.0, "new-parked")  # came back from an appointment
+    queue.add("old", 2.0, "old-parked")
+    taken += [queue.take() for _ in range(7)]
+    assert taken == ["old-0", "new-parked", "middle-0", "old-parked", "middle-1", "new-0", "old-1", "new-1"]
+    assert queue.take() is None
+
+
+def test_a_run_that_brings_one_call_at_a_time_has_one_turn_a_round() -> None:
+    queue: RunQueue[str] = RunQueue()
+    for number in range(10):
+        queue.add("steady", 100.0 + number, "steady")
+    taken = []
+    for _ in range(10):
+        queue.add("trickle", 1.0, "trickle")
+        taken += [queue.take(), queue.take()]
+    assert Counter(taken) == {"steady": 10, "trickle": 10}
 
 
 def test_what_was_withdrawn_is_passed_over_and_not_counted() -> None:
@@ -148,6 +189,47 @@ def test_a_small_run_gets_half_the_turns_beside_a_big_one() -> None:
     for number in range(10):
         queue.add("small", 5000 + number, "small")
     assert Counter(queue.take() for _ in range(20)) == {"big": 10, "small": 10}
+
+
+def test_a_refusal_halves_what_is_allowed_and_service_brings_it_back() -> None:
+    """Additive increase, multiplicative decrease: of the rate and of what may be open at once."""
+    burdened = Lane("acme", "hunter", 0, concurrency=8, pace=Pace(Rate(10, 1.0)), probes=PROBES, recovery=20.0)
+    burdened.overrun(0.0, 1.0)
+    assert (burdened.share, burdened.allowed, burdened.requests_per_second()) == (0.5, 4, 5.0)
+    for _ in range(5):
+        burdened.overrun(0.5, 1.0)  # they were sent before the first refusal was known
+    assert burdened.share == 0.5
+    assert not burdened.may_send(1.4)
+    burdened.overrun(2.0, 1.0)
+    assert burdened.share == 0.25
+    now = 3.0
+    burdened.served(now)
+    assert burdened.share < 0.35
+    shares = []
+    for _ in range(200):
+        now += 0.1
+        burdened.served(now)
+        shares.append(burdened.share)
+    steps = [after - before for before, after in pairwise(shares)]
+    assert max(steps) < 0.0051
+    assert shares[-1] == 1.0
+    assert (burdened.allowed, burdened.requests_per_second()) == (8, 10.0)
+
+
+def test_refusals_without_end_leave_one_request_at_a_time() -> None:
+    burdened = Lane("acme", "hunter", 0, concurrency=8, pace=Pace(Rate(64, 1.0)), probes=PROBES, recovery=20.0)
+    for number in range(50):
+        burdened.overrun(10.0 * number, 1.0)
+    assert (burdened.allowed, burdened.requests_per_second()) == (1, 1.0)
+    assert burdened.may_send(1000.0)
+
+
+def test_a_halved_pace_is_even_and_no_faster_than_its_half() -> None:
+    pace = Pace(Rate(100, 1.0))
+    pace.share = 0.5
+    times = sends(pace, 4.0, random.Random(1))
+    assert 0.96 * 200 <= len(times) <= 202
+    assert all(after - before > 0.0 for before, after in pairwise(times))
 
 
 def batches(size: int = 3, pace: Pace | None = None) -> Group[str]:
@@ -198,7 +280,7 @@ def test_a_lane_knows_since_when_its_provider_does_not_serve() -> None:
     assert refused.unavailable_for(25.0) == 15.0
     refused.reached()
     assert refused.unavailable_for(25.0) == 15.0
-    refused.served()
+    refused.served(25.0)
     assert refused.unavailable_for(25.0) is None
     refused.missed(30.0, 0.5)
     assert refused.unavailable_for(31.0) == 1.0
