@@ -115,7 +115,7 @@ SELECT
     m.calls_limit, m.calls_limit - m.calls AS calls_left, m.retries_limit, m.retries_limit - m.retries AS retries_left,
     m.wall_limit, coalesce(m.deadline <= now() + $1::interval, false) AS late,
     coalesce(g.calls, 0) AS held_calls, coalesce(g.retries, 0) AS held_retries,
-    EXISTS (
+    coalesce(m.counts, false) AND EXISTS (
         SELECT FROM charges e
         WHERE e.run_id = ANY (ARRAY[a.run_id]) AND e.key = a.key AND e.dispatch <= r.dispatch AND e.calls + e.retries > 0
     ) AS tried,
@@ -125,8 +125,8 @@ LEFT JOIN receipts r ON r.key = ANY (ARRAY[a.key])
 LEFT JOIN failures f ON f.key = ANY (ARRAY[a.key]) AND f.run_id = a.run_id
 LEFT JOIN shards s ON s.shard = r.shard
 LEFT JOIN runs o ON o.run_id = ANY (ARRAY[r.run_id])
-LEFT JOIN charges g ON r.state IN ('queued', 'running')
-    AND g.run_id = ANY (ARRAY[r.run_id]) AND g.key = ANY (ARRAY[a.key]) AND g.dispatch = ANY (ARRAY[r.dispatch + (r.state = 'queued')::integer])
+LEFT JOIN charges g ON g.run_id = ANY (ARRAY[CASE WHEN r.state IN ('queued', 'running') THEN r.run_id END])
+    AND g.key = ANY (ARRAY[a.key]) AND g.dispatch = ANY (ARRAY[r.dispatch + (r.state = 'queued')::integer])
 LEFT JOIN runs m ON m.run_id = ANY (ARRAY[a.run_id])
 LEFT JOIN shards t ON t.shard = a.shard
 WINDOW earlier AS (ORDER BY a.key ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING);

@@ -40,7 +40,7 @@ def test_no_fact_can_pass_for_part_of_another() -> None:
 
 def test_scopes_of_two_kinds_are_never_one() -> None:
     named: dict[str, Any] = {"play": "x", "run_id": "x", "caller": "x", "call": "x"}
-    assert len({scope_of(cache, **named) for cache in ("org", "play", "run", "none")}) == 4  # type: ignore[arg-type]
+    assert len({scope_of(cache, **named) for cache in ("org", "play", "run", "none")}) == 4
 
 
 def test_a_providers_key_is_the_calls_own_and_a_forced_calls_is_its_runs() -> None:
