@@ -12,6 +12,7 @@ from rowmill import HttpTool, Provider
 from rowmill_contracts.runs import ProviderServes
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse, NoResponse
 from rowmill_tool_gateway.settings import ToolGatewaySettings
+from rowmill_tool_gateway.settling import CALLED_BACK
 
 
 class FindIn(BaseModel):
@@ -70,7 +71,7 @@ async def test_that_a_provider_serves_again_is_told_once_with_its_rate(rig: Rig)
     while (await rig.ask([rig.item(find, {"domain": "a.example"})]))[0].outcome == "deferred":
         await rig.clock.sleep(0.05)
     await rig.ask([rig.item(find, {"domain": "b.example"})])
-    assert rig.serving == [ProviderServes(org="acme", provider="away", per_second=50.0)]
+    assert rig.serving == [ProviderServes(org="acme", provider="away", per_second=CALLED_BACK * 50.0)]
 
 
 async def test_that_nobody_waited_elsewhere_is_not_told(rig: Rig) -> None:
