@@ -201,7 +201,6 @@ class Dispatcher:
 
     def try_again(self, flight: Flight, seconds: float) -> None:
         """A retry is a wait like any other: its calls are in hand for as long again."""
-        flight.attempt += 1
         flight.forget_lease()
         for call in flight.calls:
             call.deadline = self._clock.monotonic() + seconds + self._settings.hand

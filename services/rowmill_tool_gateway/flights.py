@@ -83,7 +83,7 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """``asked``: when its oldest call was first asked for, seconds since the epoch. ``attempt`` counts tries from 1. ``looked``: its stored
+    """``asked``: when its oldest call was first asked for, seconds since the epoch. ``looked``: its stored
     output was looked for and there was none.
     """
 
@@ -97,7 +97,6 @@ class Flight:
     stage: Stage = Stage.WAITING
     ticket: int = 0
     timer: asyncio.TimerHandle | None = None
-    attempt: int = 1
     refreshed: bool = False
     looked: bool = False
     lease_id: str = ""
@@ -121,7 +120,6 @@ class Flight:
     def start_anew(self, calls: list[Call]) -> None:
         """Forget what was tried for other callers."""
         self.calls = calls
-        self.attempt = 1
         self.refreshed = self.looked = False
         self.forget_lease()
 
