@@ -27,9 +27,15 @@ from rowmill_contracts.rows import ReadRow, RowTask, RowTasks
 from rowmill_contracts.runs import RunSummary, RunTaken, TakeRun
 from rowmill_contracts.topology import ADMISSION_ASKS, EXCHANGE, EXECUTOR_ROWS
 
-SCALE = 0.1
+SCALE = 0.2
 FULL_SIZE = {"ROWMILL_PAGE_GATHER": str(0.005 / SCALE), "ROWMILL_CLAIM_AHEAD": str(0.1 / SCALE), "ROWMILL_HAND": str(2.5 / SCALE)}
 """Durations that are about throughput, not about waiting."""
+
+STANDING = (
+    "SELECT tool, state, holder, count(*) AS receipts, max(expires_at) - now() AS lease FROM receipts.receipts GROUP BY tool, state, holder",
+    "SELECT shard, term, holder, expires_at - now() AS lease, ended_term FROM receipts.shards WHERE term > 0",
+    "SELECT state, reason, count(*) AS waits, min(due_at) - now() AS due FROM admission.waits GROUP BY state, reason",
+)
 
 COPIES = {"tool-gateway": 2, "row-executor": 2}
 
@@ -78,7 +84,15 @@ class ChaosSystem:
         except TimeoutError:
             health = await look(self.broker_url, self.database_url, self._control)
             left = [queue for queue in health.queues if queue.ready or queue.unacknowledged or queue.suspects or queue.dead]
-            raise AssertionError(f"the run is stuck: {await job.status()}\n{left}\n{health.findings}") from None
+            raise AssertionError(f"the run is stuck: {await job.status()}\n{left}\n{health.findings}\n{await self._standing()}") from None
+
+    async def _standing(self) -> str:
+        """How receipts, shards and waits stand, for whoever has to find out why a run does not end."""
+        connection = await asyncpg.connect(self.database_url)
+        try:
+            return "\n".join([str(dict(row)) for question in STANDING for row in await connection.fetch(question)])
+        finally:
+            await connection.close()
 
     async def rows(self, client: Client, job: Job) -> list[ReadRow]:
         return [row async for row in SheetReader(client.bus).rows(job.run_id, "items")]
