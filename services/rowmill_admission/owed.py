@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -39,30 +40,42 @@ class Owed:
         return "events" if self.exchange == EVENTS else "work"
 
 
+Lane = tuple[str, str]
+"""A run, and which of its messages: ``work`` or ``events``."""
+
+LANES: Final = ("work", "events")
+
+
 class Postman:
-    """Sends what is owed. One sender per run and process, so that a run's messages keep their order."""
+    """Sends what is owed. One sender per lane of a run and process, so that a lane's messages keep their order, and events that a slow reader
+    refuses hold up no work.
+    """
 
     def __init__(self, database: Database, bus: Bus) -> None:
         self._database = database
         self._bus = bus
-        self._sending: dict[str, asyncio.Task[None]] = {}
-        self._again: set[str] = set()
+        self._sending: dict[Lane, asyncio.Task[None]] = {}
+        self._again: set[Lane] = set()
         self._stopped = False
 
     def wake(self, run_ids: Iterable[str]) -> None:
         """Send what these runs owe; returns at once."""
         for run_id in () if self._stopped else run_ids:
-            if run_id in self._sending:
-                self._again.add(run_id)
-            else:
-                self._sending[run_id] = asyncio.create_task(self._send_all(run_id), name=f"owed {run_id}")
+            for lane in LANES:
+                self._wake((run_id, lane))
+
+    def _wake(self, lane: Lane) -> None:
+        if lane in self._sending:
+            self._again.add(lane)
+        else:
+            self._sending[lane] = asyncio.create_task(self._send_all(lane), name=f"owed {lane}")
 
     async def sent(self, run_id: str) -> bool:
-        """Send what this run owes, and wait for it; False where something had to be left to the repair look."""
+        """Send what this run owes, and wait for its work, not for its events; False where something had to be left to the repair look."""
         self.wake([run_id])
-        while (task := self._sending.get(run_id)) is not None:
+        while (task := self._sending.get((run_id, "work"))) is not None:
             await asyncio.wait([task])
-        return not await owed_store.of_run(self._database, run_id)
+        return all(entry.lane != "work" for entry in await owed_store.of_run(self._database, run_id))
 
     async def idle(self) -> None:
         """Wait until nothing is being sent."""
@@ -74,24 +87,22 @@ class Postman:
         self._stopped = True
         await cancel_all(self._sending.values())
 
-    async def _send_all(self, run_id: str) -> None:
+    async def _send_all(self, lane: Lane) -> None:
+        run_id, kind = lane
         try:
             while True:
-                self._again.discard(run_id)
-                entries = await owed_store.of_run(self._database, run_id)
-                lanes: dict[str, list[owed_store.Entry]] = {}
-                for entry in entries:
-                    lanes.setdefault(entry.lane, []).append(entry)
-                whole = all(await asyncio.gather(*(self._send_lane(lane) for lane in lanes.values())))
-                if not whole or (not entries and run_id not in self._again):
+                self._again.discard(lane)
+                entries = [entry for entry in await owed_store.of_run(self._database, run_id) if entry.lane == kind]
+                whole = await self._send_lane(entries)
+                if not whole or (not entries and lane not in self._again):
                     return
         except UnavailableError as error:
             log.warning("owed_left_to_repair", run_id=run_id, error=str(error))
         finally:
-            self._sending.pop(run_id, None)
-            if run_id in self._again:
-                self._again.discard(run_id)
-                self.wake([run_id])
+            self._sending.pop(lane, None)
+            if lane in self._again and not self._stopped:
+                self._again.discard(lane)
+                self._wake(lane)
 
     async def _send_lane(self, entries: list[owed_store.Entry]) -> bool:
         """Send in order; False where one got no answer, and what comes after it must wait."""
