@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from rowmill.durations import Rate
 from rowmill_contracts.receipts import Sent
 
-CATCH_UP = 0.02
-"""Seconds of lateness (timers, a busy loop) that later sends may make up for; without it each late timer would cost a part of the rate."""
+CATCH_UP = 0.05
+"""Seconds of lateness (timers, a busy loop) that later sends make up for; without it each late timer would cost a part of the rate. Who is later than
+that was idle, and has nothing to make up for.
+"""
 REPORTED = 50
 """Entries of a report at most. More sends than that are reported by groups, each as late as its last one."""
 
@@ -82,8 +84,7 @@ class Pace:
 
     def begin(self, now: float) -> None:
         """A request takes its place at ``now`` and is on its way to be written."""
-        behind = min(self._interval, CATCH_UP)
-        self._due = max(self._due, now - behind) + self._interval / self.share
+        self._due = (self._due if now - self._due <= CATCH_UP else now) + self._interval / self.share
         self._pending += 1
         self._begun += 1
         self._permits -= 1

@@ -98,6 +98,7 @@ class Rig:
             "ROWMILL_DATABASE_URL": self.database_url,
             "ROWMILL_PROJECT": str(HERE / "project"),
             "ROWMILL_PROVIDERS__BENCH__BASE_URL": self.provider.url,
+            "ROWMILL_PROVIDERS__PACED__BASE_URL": self.provider.url,
             "ROWMILL_LOG_LEVEL": "WARNING",
         }
 

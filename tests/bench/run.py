@@ -3,6 +3,7 @@
     make bench                                       # small sizes, three runs each
     python tests/bench/run.py --workload W1 --rows 20000 --repeat 5 --json out.json
     make bench ARGS=--full                           # W3 with 150 000 rows, W1 with 20 000 too
+    make bench ARGS="--workload W9"                  # a rate over two gateways, in a sitting of its own
 
 Exit status 1 if a row was lost or an item paid twice, whatever the speed.
 """
@@ -25,9 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import psutil
 from report import Figure, print_latency, print_peer, print_sample, print_table
 from rig import Rig
-from workloads import Sample, latencies, new_prefix, peer, run_play, write_rows
+from workloads import PACED_RATE, Sample, latencies, new_prefix, peer, run_play, write_rows
 
 WORKLOADS = ("W1", "W1-20ms", "W2", "W3", "W4", "W7")
+ALONE = "W9"
+"""Wants two gateways, and so a sitting of its own."""
 
 
 class Bench:
@@ -104,6 +107,21 @@ class Bench:
         samples = [await self.sample("W3", "pure", self.csv(rows), rows, 0) for _ in range(self.given.repeat)]
         self.add(f"W3 {rows} rows", samples, "30 000 rows/s")
 
+    async def paced(self) -> None:
+        """W9: a provider that allows 200 requests a second, two gateways. Too many are 5 of 100 more than that in any second by the provider's own
+        clock: 50 ms of the rate, for what requests may differ by on their way.
+        """
+        rows = self.given.rows or (10_000 if self.given.full else 3_000)
+        samples = []
+        for _ in range(self.given.repeat):
+            sample = await self.sample("W9", "paced", self.csv(rows), rows, rows)
+            peak = sample.usage.provider["peak_per_second"]["hunter"]
+            if peak > 1.05 * PACED_RATE:
+                self.problems.append(f"W9: {peak} requests came within a second, {PACED_RATE} are allowed")
+            print(f"W9: at most {peak} requests in any second; {100 * sample.rate / PACED_RATE:.1f} % of the rate over the whole run", flush=True)
+            samples.append(sample)
+        self.add(f"W9 {rows} rows", samples, f"98 % of {PACED_RATE}/s, never more")
+
     async def idle(self) -> None:
         """W7: one row while the system is idle."""
         found = sorted(await latencies(self.rig, self.given.latencies))
@@ -111,6 +129,9 @@ class Bench:
 
     async def all(self) -> None:
         wanted = self.given.workload or WORKLOADS
+        if ALONE in wanted:
+            await self.paced()
+            return
         await self.sample("warm-up", "scalar", self.csv(400), 400, 400)
         await self.sample("warm-up", "batch", self.csv(400), 400, None)
         await self.sample("warm-up", "pure", self.csv(400), 400, 0)
@@ -128,7 +149,9 @@ class Bench:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="one of them; may be given more than once (default: all)")
+    parser.add_argument(
+        "--workload", action="append", choices=(*WORKLOADS, ALONE), help=f"one; may be given more than once (default: all but {ALONE})"
+    )
     parser.add_argument("--rows", type=int, help="instead of the workload's own number")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--latencies", type=int, default=50, help="runs of one row in W7")
@@ -139,7 +162,7 @@ def main() -> int:
     load = ", ".join(f"{number:.1f}" for number in os.getloadavg())
     print(f"{platform.platform()}, Python {platform.python_version()}, {psutil.cpu_count()} cores; load before: {load}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped then, too
-    with Rig() as rig:
+    with Rig(copies={"tool-gateway": 2} if given.workload and ALONE in given.workload else None) as rig:
         bench = Bench(rig, given)
         asyncio.run(bench.all())
     print_table(bench.figures)

@@ -23,6 +23,8 @@ from rowmill_contracts.runs import RunStart
 from rowmill_contracts.topology import EVENTS, RUNS_START
 
 IN_FLIGHT = 100
+PACED_RATE = 200
+"""Requests a second that the provider of W9 allows."""
 QUIET_SECONDS = 120.0
 _numbers = itertools.count(1)
 

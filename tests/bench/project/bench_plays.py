@@ -1,4 +1,6 @@
-"""The plays that `tests/bench/run.py` measures: one scalar call a row, one batchable call a row, two pure columns."""
+"""The plays that `tests/bench/run.py` measures: one scalar call a row (also at a provider with a rate), one batchable call a row, two pure
+columns.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,7 @@ class BenchInput(BaseModel):
 
 
 bench = Provider("bench", base_url="http://127.0.0.1:8799", concurrency=100)
+paced_bench = Provider("paced", base_url="http://127.0.0.1:8799", rate="200/s", concurrency=100)
 EMAIL: dict[str, list[str]] = {"email": ["email", "data.emails.0.value"]}
 
 
@@ -40,6 +43,11 @@ class FindMany(HttpTool[FindIn, FindOut]):
     extract: ClassVar[dict[str, list[str]]] = EMAIL
 
 
+@paced_bench.post("/v2/find", effect="read")
+class FindPaced(HttpTool[FindIn, FindOut]):
+    extract: ClassVar[dict[str, list[str]]] = EMAIL
+
+
 async def found(row: Lead, ctx: RowContext) -> str | None:
     email: str | None = (await ctx.call(Find, FindIn(domain=row.domain))).get("email")
     return email
@@ -50,9 +58,19 @@ async def found_in_batch(row: Lead, ctx: RowContext) -> str | None:
     return email
 
 
+async def found_in_turn(row: Lead, ctx: RowContext) -> str | None:
+    email: str | None = (await ctx.call(FindPaced, FindIn(domain=row.domain))).get("email")
+    return email
+
+
 @play("scalar")
 async def scalar(ctx: Context, input: BenchInput) -> Handle:
     return await ctx.dataset("leads", input.leads, row=Lead).with_column("email", found).run(key="domain")
+
+
+@play("paced")
+async def paced(ctx: Context, input: BenchInput) -> Handle:
+    return await ctx.dataset("leads", input.leads, row=Lead).with_column("email", found_in_turn).run(key="domain")
 
 
 @play("batch")

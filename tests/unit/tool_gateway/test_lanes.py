@@ -68,6 +68,21 @@ def test_there_is_no_burst_unless_it_is_declared() -> None:
         assert taken == at_once
 
 
+def test_short_lateness_is_made_up_for_and_idleness_is_not() -> None:
+    pace = Pace(Rate(200, 1.0))
+    pace.begin(0.0)
+    taken = 0
+    while pace.due_at() <= 0.04:  # a busy loop came late
+        pace.begin(0.04)
+        taken += 1
+    assert taken == 8
+    taken = 0
+    while pace.due_at() <= 10.0:
+        pace.begin(10.0)
+        taken += 1
+    assert taken == 1, "no burst after a pause"
+
+
 def test_a_lane_sends_within_its_concurrency() -> None:
     narrow = lane(concurrency=2)
     assert narrow.may_send(0.0)
