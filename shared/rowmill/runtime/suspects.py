@@ -25,6 +25,9 @@ log = structlog.get_logger()
 
 HAND_BACK_SECONDS = 5.0
 
+LOOK_SECONDS = 2.0
+"""How long a look that is under way may take to its end when we stop."""
+
 
 class Sessions(Protocol):
     """The part of the bus that suspects come by."""
@@ -86,6 +89,9 @@ class Suspects:
     async def stop(self, timeout: float) -> None:
         """Take no more, let those in hand end; what is not over by ``timeout`` seconds is handed back, as no crash."""
         self._stopping = True
+        self._wake.set()
+        if self._loop is not None:  # a question to the broker that is broken off costs the connection, and with it what others have in hand
+            await asyncio.wait([self._loop], timeout=min(timeout, LOOK_SECONDS))
         await _end([*([self._loop] if self._loop is not None else []), *(task for queue, task in self._taking.items() if queue not in self._in_hand)])
         if self._in_hand:
             await asyncio.wait([held.handling for held in self._in_hand.values()], timeout=timeout)
@@ -108,6 +114,8 @@ class Suspects:
                 async with asyncio.timeout(self._poll):
                     await self._wake.wait()
             self._wake.clear()
+            if self._stopping:
+                return
             try:
                 await self._look()
             except (*TRANSPORT_ERRORS, RowmillError) as error:
