@@ -15,8 +15,6 @@ from rowmill.dev.services import ServiceSet
 from rowmill.runtime.hosting import SERVICES
 from rowmill_contracts import topology
 
-pytestmark = pytest.mark.long
-
 SHORT = 1.5
 """Seconds that a connection stalls or a process stands still; at full size half a minute."""
 
@@ -41,6 +39,7 @@ async def test_the_database_is_killed(system: Harmed, client: Client) -> None:
     await survives(system, client, "database", fault)
 
 
+@pytest.mark.long
 async def test_connections_are_cut_and_stall(system: Harmed, client: Client) -> None:
     async def fault() -> None:
         for place in ("broker", "database"):
@@ -54,6 +53,7 @@ async def test_connections_are_cut_and_stall(system: Harmed, client: Client) -> 
     await survives(system, client, "network", fault)
 
 
+@pytest.mark.long
 async def test_queues_are_deleted_under_publishers_and_consumers(system: Harmed, client: Client) -> None:
     async def fault() -> None:
         listed = await asyncio.to_thread(system.nodes.broker.control, "list_queues", "name", "--no-table-headers")
@@ -67,6 +67,7 @@ async def test_queues_are_deleted_under_publishers_and_consumers(system: Harmed,
     await survives(system, client, "queues", fault)
 
 
+@pytest.mark.long
 async def test_the_broker_takes_no_messages_for_a_while(system: Harmed, client: Client) -> None:
     async def fault() -> None:
         await asyncio.to_thread(system.nodes.broker.control, "set_vm_memory_high_watermark", "0.00001")
@@ -78,6 +79,7 @@ async def test_the_broker_takes_no_messages_for_a_while(system: Harmed, client: 
     await survives(system, client, "alarm", fault)
 
 
+@pytest.mark.long
 async def test_each_process_stands_still_for_a_while(system: Harmed, client: Client) -> None:
     async def fault() -> None:
         for service in SERVICES:
@@ -88,6 +90,7 @@ async def test_each_process_stands_still_for_a_while(system: Harmed, client: Cli
     await survives(system, client, "frozen", fault)
 
 
+@pytest.mark.long
 async def test_two_instances_of_each_service_share_a_run_and_a_broker_restart(system: Harmed, client: Client) -> None:
     others = ServiceSet(system.environment, system.project / "other-logs")
     others.start(keep_alive=False)
