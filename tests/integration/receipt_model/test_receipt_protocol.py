@@ -116,6 +116,7 @@ class History(RuleBasedStateMachine):
         self.past: list[Request] = []
         self.numbers = itertools.count()
         self.decided: dict[str, Limits] = {}
+        self.deaths: Counter[str] = Counter()
         for number in (0, 3, 7):
             self._limited(self._new_run(), number)
 
@@ -162,7 +163,10 @@ class History(RuleBasedStateMachine):
             self.past.append(request)
 
     def _a_holder_dies(self, holder: str) -> None:
-        """It forgets its leases; what it had confirmed may or may not have been sent."""
+        """It forgets its leases; what it had confirmed may or may not have been sent. Copies of its requests may still come, and nobody hears the
+        answers.
+        """
+        self.deaths[holder] += 1
         self.leases = [lease for lease in self.leases if lease.holder != holder]
         for key in self.ledger.keys.values():
             key.told = {lease_id: lease for lease_id, lease in key.told.items() if lease.holder != holder}
@@ -351,13 +355,15 @@ class History(RuleBasedStateMachine):
         return ask
 
     def _leasing(self, holder: str, shard: int, *, release: bool) -> Request:
+        deaths = self.deaths[holder]
+
         async def ask(heard: bool) -> None:
             number = self._shard(shard)
             before = await self.world.look.fetchrow("SELECT holder, term FROM shards WHERE shard = $1", number)
             lease = (await self.world.receipts.lease_shards(LeaseShard(holder=holder, shards=[number], release=release))).shards[0]
             if lease.held and before is not None and before["holder"] not in {None, holder}:
                 self.ledger.ended[number] = before["term"]
-            if heard and lease.held:
+            if heard and lease.held and self.deaths[holder] == deaths:
                 self.terms[holder, shard] = lease.term
 
         return ask
@@ -376,7 +382,7 @@ class History(RuleBasedStateMachine):
     ) -> Request:
         term = None if shard is None else self.terms.get((holder, shard))
         number = None if shard is None else self._shard(shard)
-        lease_id = f"{holder}-{next(self.numbers)}"
+        lease_id, deaths = f"{holder}-{next(self.numbers)}", self.deaths[holder]
         request = ClaimReceipts(holder=holder, claims=[], shard=number, term=term, confirm=confirm, only_cached=only_cached)
 
         def wanted(key: bytes) -> Wanted:
@@ -410,7 +416,7 @@ class History(RuleBasedStateMachine):
                 assert key not in failed, "a call was granted though it failed for good in this run"
                 assert not self.ledger.runs[run.run_id].late(before), "a call was granted though the run's wall time was over"
                 told = self.ledger.keys[key].told.get(lease_id) or Told(key, lease_id, run.run_id, holder, number, term, cost)
-                if heard and told.outcome is None:
+                if heard and self.deaths[holder] == deaths and told.outcome is None:
                     self._told(told, before, answer.dispatch)
 
         return ask
@@ -437,7 +443,7 @@ class History(RuleBasedStateMachine):
         if what not in {"confirm", "renew", "release"} and not lease.dispatch:
             what = "confirm"
         ledger, receipts = self.ledger.keys[lease.key], self.world.receipts
-        dispatch = lease.dispatch
+        dispatch, deaths = lease.dispatch, self.deaths[lease.holder]
         held = Lease(key=lease.key, lease_id=lease.lease_id, run_id=lease.run, dispatch=dispatch, shard=lease.shard, term=lease.term)
 
         async def confirm(heard: bool) -> None:
@@ -514,7 +520,7 @@ class History(RuleBasedStateMachine):
             if ends and what != "unknown":
                 lease.outcome = ask
                 self.leases = [other for other in self.leases if other is not lease]
-            await act(heard)
+            await act(heard and self.deaths[lease.holder] == deaths)
 
         return ask
 
