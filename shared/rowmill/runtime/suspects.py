@@ -109,7 +109,7 @@ class Suspects:
     # ---- looking ----------------------------------------------------------------------------------------------------------------------
 
     async def _look_for_ever(self) -> None:
-        while not self._stopping:
+        while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._poll):
                     await self._wake.wait()
