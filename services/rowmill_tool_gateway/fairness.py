@@ -64,6 +64,16 @@ class RunQueue(Generic[ItemT]):
 
     def take(self) -> ItemT | None:
         """The next item; None when there is none."""
+        while len(self._heaps) == 1:  # alone, a run has every turn
+            [(run_id, heap)] = self._heaps.items()
+            _, ticket, item = heapq.heappop(heap)
+            if not heap:
+                self._heaps.clear()
+                self._turn_of.clear()
+                self._turns.clear()
+                self._served.clear()
+            if self.withdraw(ticket):
+                return item
         while self._turns:
             turn, _, number, run_id = heapq.heappop(self._turns)
             if self._turn_of.get(run_id) != number:
