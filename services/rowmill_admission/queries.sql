@@ -360,7 +360,7 @@ WHERE w.dataset_seq = halted.dataset_seq AND w.row_index = halted.row_index
 
 -- name: provider_serves
 -- A provider serves again: rows of an organisation that wait for it come back the oldest first, $3 a second, none later than it would have.
-UPDATE waits w SET due_at = least(w.due_at, clock_timestamp() + make_interval(secs => (turns.turn - 1) / $3::float8))
+UPDATE waits w SET due_at = clock_timestamp() + make_interval(secs => (turns.turn - 1) / $3::float8)
 FROM (
     SELECT dataset_seq, row_index, row_number() OVER (ORDER BY asked NULLS FIRST, dataset_seq, row_index) AS turn
     FROM (
@@ -370,6 +370,7 @@ FROM (
     ) AS waiting
 ) AS turns
 WHERE w.dataset_seq = turns.dataset_seq AND w.row_index = turns.row_index
+    AND w.due_at > clock_timestamp() + make_interval(secs => (turns.turn - 1) / $3::float8)
 
 -- name: release_due
 -- Rows whose time has come, of runs that go on: in turn by organisation, then by run, the first due first. Not of the datasets $2.

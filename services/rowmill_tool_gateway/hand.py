@@ -195,8 +195,8 @@ class Hand:
         Too long is what its tool allows in all (SPEC 4.4), or, of a provider that does not serve, what the call itself allows (a leg of a
         waterfall, SPEC 1.3). Waiting for one's turn at a provider that serves, or for our own services, is no reason to give a leg up.
 
-        Of a provider that does not serve nobody knows when it will: the longer a call has waited, the less often it asks. Whoever waits is
-        called back once the provider serves, so nothing is lost by that.
+        Of a provider that has not served for long nobody knows when it will. One call at a time is asked for again soon, to find out; the others
+        wait until they are called back, and for ``longest_wait`` at most.
         """
         now = self._clock.now()
         unserved = flight.lane.unavailable_for(self._clock.monotonic())
@@ -211,8 +211,12 @@ class Hand:
             elif wait > left:
                 self._fail(call, flight.key, msgspec.structs.replace(failure, code="provider_unavailable", category="unavailable", retryable=False))
             else:
-                until = wait if unserved is None else max(wait, min(waited / 2, self._longest_wait, left))
-                self._answer(call, "deferred", flight, wait_ms=math.ceil(until * 1000), reason=reason, provider=flight.tool.provider)
+                if unserved is not None and unserved > self._hold and not flight.lane.takes_scout(self._clock.monotonic(), wait):
+                    flight.lane.kept_waiting = True
+                    wait_for = min(wait + self._longest_wait, left)
+                else:
+                    wait_for = wait
+                self._answer(call, "deferred", flight, wait_ms=math.ceil(wait_for * 1000), reason=reason, provider=flight.tool.provider)
         flight.calls = [call for call in flight.calls if not call.answered]
         if not flight.calls and flight.stage not in {Stage.SENT, Stage.STORING}:
             self.forget(flight)

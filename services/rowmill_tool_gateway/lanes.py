@@ -50,6 +50,9 @@ class Lane:
         self._missed = 0
         self._duration = FIRST_GUESS
         self._appointment = float("-inf")
+        self._scout_at = float("-inf")
+        self.kept_waiting = False
+        """Calls were told to wait until they are called back."""
 
     @property
     def probing(self) -> bool:
@@ -107,8 +110,17 @@ class Lane:
     def served(self, now: float) -> None:
         """The provider answered, and not that it is exhausted."""
         self.unavailable_since = None
+        self.kept_waiting = False
+        self._scout_at = float("-inf")
         self._throttle.served(now)
         self._slow_down()
+
+    def takes_scout(self, now: float, wait: float) -> bool:
+        """Whether a call that is asked for again in so many seconds is the one that finds out whether the provider serves again: one is enough."""
+        if self._scout_at > now:
+            return False
+        self._scout_at = now + wait
+        return True
 
     def unavailable_for(self, now: float) -> float | None:
         """Seconds for which the provider has not served; None while it does."""

@@ -61,7 +61,8 @@ class ToolGatewaySettings(ServiceSettings):
     """How long a lane is closed by a 429 or 425 without ``Retry-After``."""
 
     away_wait: Seconds = 300.0
-    """How long a call that waits for a provider that does not serve is deferred at a time, at most: half as long as it has waited already."""
+    """How long calls wait for a provider that has not served for longer than ``hand``, at most, before they are asked for again; once it serves they
+    are called back."""
 
     longest_closing: Seconds = 3600.0
     """How long a lane is closed at most, whatever a ``Retry-After`` says. Calls that may not wait as long as it says have failed by then."""

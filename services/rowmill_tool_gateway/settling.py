@@ -120,9 +120,9 @@ class Settler:
         elif kinds - {"never_opened", "misdefined", "no_answer"}:
             lane.reached()
             if all(decision is None or self._closes_for(decision) is None for decision in decisions):
-                away = lane.unavailable_for(now)
+                kept_waiting = lane.kept_waiting
                 lane.served(now)
-                if away is not None and away > self._settings.hand:  # else what waited is still in hand
+                if kept_waiting:
                     per_second = CALLED_BACK * lane.requests_per_second() / weight
                     self._serves(ProviderServes(org=lane.org, provider=lane.provider, per_second=per_second))
         for decision in decisions:

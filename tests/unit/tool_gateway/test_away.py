@@ -1,7 +1,8 @@
-"""A provider that does not serve: the longer a call has waited, the less often it asks; once it serves, who waits is called back."""
+"""A provider that does not serve: one call at a time finds out whether it does, the others wait until they are called back."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -9,7 +10,6 @@ from pydantic import BaseModel
 from tests.unit.tool_gateway.conftest import Rig, answering, in_turn
 
 from rowmill import HttpTool, Provider
-from rowmill_contracts.runs import ProviderServes
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse, NoResponse
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.settling import CALLED_BACK
@@ -37,41 +37,63 @@ async def refusing(request: HttpRequest) -> HttpResponse:
     raise NoResponse("never_opened", "connection refused")
 
 
-@pytest.mark.parametrize(("waited", "least", "most"), [(0.0, 1.0, 1.2), (20.0, 10.0, 10.2), (500.0, 250.0, 250.2), (2_000.0, 300.0, 300.2)])
-async def test_a_call_is_deferred_for_half_as_long_as_it_has_waited_and_no_longer_than_the_limit(waited: float, least: float, most: float) -> None:
-    rig = Rig(ToolGatewaySettings(rejected_wait=1.0))
-    rig.port.script = answering({}, status=429)
-    try:
-        [outcome] = await rig.ask([rig.item(away_tool(), {"domain": "a.example"}, asked=rig.clock.now() - waited)])
-    finally:
-        await rig.stop()
-    assert (outcome.outcome, outcome.provider) == ("deferred", "away")
-    assert least * 1000 <= outcome.wait_ms <= most * 1000
+async def away_for_long(rig: Rig, find: Any) -> None:
+    """Return when the provider has refused for longer than a call waits in hand."""
+    rig.port.script = answering({}, status=429, Retry_After="0.5")
+    await rig.ask([rig.item(find, {"domain": "first.example"})])
+    await rig.clock.sleep(rig.settings.hand + 0.01)
 
 
-async def test_a_call_is_never_deferred_beyond_what_it_may_wait_in_all() -> None:
-    rig = Rig(ToolGatewaySettings(rejected_wait=1.0))
-    rig.port.script = answering({}, status=429)
-    try:
-        [outcome] = await rig.ask([rig.item(away_tool(), {"domain": "a.example"}, asked=rig.clock.now() - 3_590)])
-        [leg] = await rig.ask([rig.item(away_tool(), {"domain": "b.example"}, asked=rig.clock.now() - 100, max_wait=3.0)])
-    finally:
-        await rig.stop()
-    assert 9_000 <= outcome.wait_ms <= 10_000
-    assert leg.wait_ms <= 3_000
+@pytest.fixture
+async def patient() -> AsyncIterator[Rig]:
+    """A gateway at full size, but for a hand that holds calls for a moment only."""
+    made = Rig(ToolGatewaySettings(hand=0.05))
+    yield made
+    await made.stop()
 
 
-async def test_that_a_provider_serves_again_is_told_once_with_its_rate(rig: Rig) -> None:
+async def test_one_call_finds_out_whether_the_provider_serves_and_the_others_wait_to_be_called_back(patient: Rig) -> None:
+    find = away_tool()
+    await away_for_long(patient, find)
+    outcomes = await patient.ask([patient.item(find, {"domain": f"d{n}.example"}, asked=patient.clock.now()) for n in range(8)])
+    assert {(outcome.outcome, outcome.provider) for outcome in outcomes} == {("deferred", "away")}
+    waits = sorted(outcome.wait_ms for outcome in outcomes)
+    assert waits[0] < 2_000
+    assert all(300_000 <= wait < 303_000 for wait in waits[1:]), waits
+
+
+async def test_a_short_refusal_makes_nobody_wait_for_long(patient: Rig) -> None:
+    patient.port.script = answering({}, status=429, Retry_After="0.5")
+    find = away_tool()
+    outcomes = await patient.ask([patient.item(find, {"domain": f"d{n}.example"}, asked=patient.clock.now()) for n in range(8)])
+    assert all(outcome.outcome == "deferred" and outcome.wait_ms < 3_000 for outcome in outcomes)
+
+
+async def test_a_call_is_never_deferred_beyond_what_it_may_wait_in_all(patient: Rig) -> None:
+    find = away_tool()
+    await away_for_long(patient, find)
+    now = patient.clock.now()
+    scout = patient.item(find, {"domain": "scout.example"}, asked=now)
+    old = patient.item(find, {"domain": "old.example"}, asked=now - 3_590)
+    leg = patient.item(find, {"domain": "leg.example"}, asked=now, max_wait=3.0)
+    _, old_waits, leg_waits = await patient.ask([scout, old, leg])
+    assert old_waits.wait_ms <= 10_000
+    assert leg_waits.wait_ms <= 3_000
+
+
+async def test_that_a_provider_serves_again_is_told_once_with_its_rate(patient: Rig) -> None:
     find = away_tool(rate="50/s")
-    rig.port.script = answering({}, status=429, Retry_After="0.4")
-    [deferred] = await rig.ask([rig.item(find, {"domain": "a.example"})])
-    assert deferred.outcome == "deferred"
-    assert not rig.serving
-    rig.port.script = answering({"email": "a@example"})
-    while (await rig.ask([rig.item(find, {"domain": "a.example"})]))[0].outcome == "deferred":
-        await rig.clock.sleep(0.05)
-    await rig.ask([rig.item(find, {"domain": "b.example"})])
-    assert rig.serving == [ProviderServes(org="acme", provider="away", per_second=CALLED_BACK * 50.0)]
+    await away_for_long(patient, find)
+    waiting = [patient.item(find, {"domain": f"d{n}.example"}, asked=patient.clock.now()) for n in range(3)]
+    assert {outcome.outcome for outcome in await patient.ask(waiting)} == {"deferred"}
+    assert not patient.serving
+    patient.port.script = answering({"email": "a@example"})
+    while (await patient.ask([patient.item(find, {"domain": "a.example"})]))[0].outcome == "deferred":
+        await patient.clock.sleep(0.05)
+    await patient.ask([patient.item(find, {"domain": "b.example"})])
+    [told] = patient.serving
+    assert (told.org, told.provider) == ("acme", "away")
+    assert 0 < told.per_second <= CALLED_BACK * 50.0
 
 
 async def test_that_nobody_waited_elsewhere_is_not_told(rig: Rig) -> None:
