@@ -19,8 +19,9 @@ BESIDE = 50
 
 
 async def rows_before_the_small_runs_last(system: Stage, client: Client, word: str, *, rows: int, window: int | None) -> int:
-    """Start a run of so many rows, of which at most ``window`` are out at once, and beside it, once its first rows are told, one of 50. Returns how many
-    rows of the big one are told before the small one's last, once both are over.
+    """Start a run of so many rows, of which at most ``window`` are out at once, and beside it, once its first rows are told, one of 50.
+
+    Returns how many rows of the big one are told before the small one's last, once both are over.
     """
     told: list[str] = []
     async with await aio_pika.connect(system.broker_url) as connection:
