@@ -20,6 +20,8 @@ from rowmill_tool_gateway.shards import ShardLeases
 DOUBTFUL_LEASES = 10_000
 """Unanswered claims that are remembered; such leases end by themselves within a minute."""
 SHORTEST_POLL = 0.001
+SMOOTHING = 0.05
+"""Weight of the newest claim in the mean of how long they take."""
 
 
 class Flow(Protocol):
@@ -52,6 +54,8 @@ class Claims:
         self._clock = clock
         self._lease_ids = lease_ids
         self._longest_poll = longest_poll
+        self.round_trip = 0.0
+        """Seconds that claims take of late, from their turn to be claimed to the answer."""
         self._doubtful: dict[str, tuple[float, Flight, LeaseRef]] = {}
 
     def look(self, flight: Flight) -> None:
@@ -92,7 +96,8 @@ class Claims:
             org=page.org,
         )
 
-    def claim(self, flight: Flight) -> None:
+    def claim(self, flight: Flight, now: float) -> None:
+        """Claim the flight's receipt. ``now``: by the monotonic clock."""
         try:
             flight.cost = flight.tool.cost_of(bytes(flight.input))
         except RowmillError as error:
@@ -102,7 +107,7 @@ class Claims:
                 flight, ToolFailure(tool=tool.id, provider=tool.provider, code="cost", message=str(error), origin="gateway", category="definition")
             )
             return
-        flight.stage = Stage.CLAIMING
+        flight.stage, flight.leased_at = Stage.CLAIMING, now
         _, _, flight.doubt = self._doubtful.pop(flight.key, (0.0, flight, None))
         flight.lease_id = self._lease_ids() if flight.doubt is None else flight.doubt.lease_id
         flight.lane.claimed += flight.tool.weight
@@ -125,7 +130,9 @@ class Claims:
             self._nothing_sent(flight, doubt)
         match answer.state:
             case "granted":
-                flight.dispatch, flight.leased_at = answer.dispatch, self._clock.monotonic()
+                now = self._clock.monotonic()
+                self.round_trip += SMOOTHING * (now - flight.leased_at - self.round_trip)
+                flight.dispatch, flight.leased_at = answer.dispatch, now
                 if flight.stage is Stage.OVER or any(call.late for call in flight.calls):
                     self.release(flight)
                 else:

@@ -285,9 +285,15 @@ class Dispatcher:
             loop = asyncio.get_running_loop()
             traffic.timer = loop.call_later(max(LEAST_TIMER, wake - now), self._pump, traffic)
 
+    @property
+    def _ahead(self) -> float:
+        """How long before their turn calls are claimed: longer where claims take long, else the receipt-store's answers would set the pace."""
+        settings = self._settings
+        return max(settings.claim_ahead, min(2 * self.claims.round_trip, settings.hand / 5))
+
     def _claim_what_fits(self, traffic: _Traffic, now: float) -> None:
         """Claim what can be sent soon: a request's worth per group in turn, as far as the lane and each tool's own rate allow."""
-        ahead = self._settings.claim_ahead
+        ahead = self._ahead
         room = traffic.lane.claim_room(now, ahead)
         idle = 0
         while room > 0 and idle < len(traffic.groups):
@@ -300,7 +306,7 @@ class Dispatcher:
                     break
                 room -= flight.tool.weight
                 idle = 0
-                self.claims.claim(flight)
+                self.claims.claim(flight, now)
 
     def _due(self, traffic: _Traffic, now: float) -> Group[Flight] | None:
         """The next group, in turn, whose request may go now."""
@@ -323,7 +329,7 @@ class Dispatcher:
             if due is not None:
                 times.append(max(due, lane.ready_at()))
             if group.waiting.length:
-                times.append(max(lane.closed_until, max(group.claimable_at(now), lane.ready_at()) - self._settings.claim_ahead))
+                times.append(max(lane.closed_until, max(group.claimable_at(now), lane.ready_at()) - self._ahead))
         times = [time for time in times if time < math.inf]  # else a request that is on its way must be written first
         later = [time for time in times if time > now]
         if len(later) == len(times):

@@ -28,7 +28,7 @@ class ToolGatewaySettings(ServiceSettings):
     """A call that is expected to wait longer than this is looked up among stored outputs first, so that cached answers wait for no lane."""
 
     claim_ahead: Seconds = 0.1
-    """Calls are claimed this long before their turn, so that requests never wait for the receipt-store."""
+    """Calls are claimed this long before their turn, or twice as long as claims take of late, so that requests never wait for the receipt-store."""
 
     shard_renewal: Seconds = 2.0
     """How often the leases of shards are renewed; a third of their life."""
