@@ -14,7 +14,6 @@ from typing import Any, Final, Self
 
 import structlog
 from aio_pika.abc import AbstractIncomingMessage
-from aiormq.exceptions import PublishError
 
 from rowmill.errors import AskDied, AskTimeout, MalformedMessage, RowmillError, UnavailableError
 from rowmill.runtime import metrics
@@ -23,31 +22,19 @@ from rowmill.runtime.clock import Clock, SystemClock, backoff, new_id
 from rowmill.runtime.deliveries import Delivery, traceparent
 from rowmill.runtime.envelopes import envelope_of
 from rowmill.runtime.handling import Handler, Handling, Undecodable
+from rowmill.runtime.publishing import DELETION_SECONDS, Publisher
 from rowmill.runtime.session import Session, Subscription
 from rowmill.runtime.settings import ServiceSettings
 from rowmill.runtime.suspects import Suspects
 from rowmill.runtime.transport import TRANSPORT_ERRORS, redacted
 from rowmill_contracts.asks import RequestDied
 from rowmill_contracts.envelope import Message, UndecodableMessage, decode, encode
-from rowmill_contracts.topology import CONTROL, EVENTS, EXCHANGE, WORK_QUEUES
+from rowmill_contracts.topology import EXCHANGE, WORK_QUEUES
 
 log = structlog.get_logger()
 
-CONFIRM_TIMEOUT: Final = 30.0
-"""Seconds after which a missing confirm counts as unknown and the message is published again."""
-
-DELETION_SECONDS: Final = 1.0
-"""How long to wait before a queue that was deleted is declared again.
-
-RabbitMQ 3.10 tells the queue's consumers a moment later. A queue that stands again by then takes them over as its own, and what it
-delivers to them is dropped as a repetition of what the former queue delivered: held by a consumer that never saw it.
-"""
-
 SETTLED_SECONDS: Final = 5.0
 """A session that lasts less counts as a failure: the next one is not tried at once."""
-
-NON_MANDATORY: Final = frozenset({EVENTS, CONTROL})
-"""Exchanges on which a message that reaches nobody is no error."""
 
 REPLY_QUEUE_EXPIRES_MS: Final = 120_000
 
@@ -77,8 +64,7 @@ class Bus:
         self._closing = False
         self._handling_of = Handling(self, self._clock)
         self._suspects = Suspects(self, self._handling_of, alone=settings.suspect_alone, poll=settings.suspect_poll)
-        self._confirmed = metrics.CONFIRMED.labels(service)
-        self._unconfirmed = metrics.UNCONFIRMED.labels(service)
+        self._publisher = Publisher(self._live, settings.time_scale, self._clock, service)
         self._up = metrics.SESSION_UP.labels(service)
         self._blocked = metrics.BLOCKED.labels(service)
 
@@ -281,31 +267,7 @@ class Bus:
             reply_to=reply_to,
             headers=headers,
         )
-        failures = 0
-        while True:
-            session = await self._live()
-            try:
-                await session.publish(exchange, key, envelope, mandatory=exchange not in NON_MANDATORY, timeout=CONFIRM_TIMEOUT)
-            except PublishError:
-                failures += 1
-                log.warning("publish_unroutable", exchange=exchange, key=key, failures=failures)
-                await self._clock.sleep(DELETION_SECONDS)
-                with contextlib.suppress(*TRANSPORT_ERRORS):
-                    await session.declare(self._settings.time_scale)
-            except TRANSPORT_ERRORS as error:
-                failures += 1
-                log.info("publish_unconfirmed", exchange=exchange, key=key, error=repr(error), failures=failures)
-                await self._while_blocked(session)
-            else:
-                self._confirmed.inc()
-                return
-            self._unconfirmed.inc()
-            await self._clock.sleep(backoff(failures, first=0.05, limit=2.0))
-
-    async def _while_blocked(self, session: Session) -> None:
-        """Wait until the broker takes messages again: what we sent meanwhile waits in the socket, and more copies of it would too."""
-        while not session.ended.is_set() and await session.connection.is_blocked():
-            await self._clock.sleep(0.5)
+        await self._publisher.publish(envelope, exchange, key)
 
     # ---- asking and answering ---------------------------------------------------------------------------------------------------------
 
