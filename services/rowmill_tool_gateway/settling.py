@@ -108,8 +108,8 @@ class Settler:
             if len(self._tries) >= KEPT_TRIES:
                 del self._tries[next(iter(self._tries))]
             self._tries[call] = tries + 1
-        elif isinstance(decision, Refresh) and tries:
-            self._tries[call] = tries
+        elif tries and (isinstance(decision, Refresh | Halt) or (isinstance(decision, Defer) and decision.failure.status is not None)):
+            self._tries[call] = tries  # the provider sent it away, which is no try, and ends no count of them
 
     def _tell_lane(self, lane: Lane, endings: list[Ended], decisions: list[Decision | None], weight: float) -> None:
         """What one request says about its provider holds for all calls of the lane."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.unit.tool_gateway.conftest import FindIn, FindOut, Rig, answering
+from tests.unit.tool_gateway.conftest import FindIn, FindOut, Rig, answering, in_turn
 
 from rowmill import HttpTool, Provider
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse
@@ -45,6 +45,21 @@ async def test_tries_are_counted_over_all_waits_elsewhere(rig: Rig) -> None:
     assert len(rig.port.requests) == 5
     [again] = await rig.ask([rig.item(find, {"domain": "a.example"})], run="run-2")
     assert again.outcome == "deferred", "another run tries for itself"
+
+
+async def test_a_provider_that_sends_the_call_away_in_between_does_not_begin_its_tries_anew(rig: Rig) -> None:
+    """A 503 may have cost money, so a provider that answers one after every 429 must not be asked for as long as the call may wait."""
+    find = find_tool()
+    broken, busy = answering({}, status=503, Retry_After="9"), answering({}, status=429, Retry_After="9")
+    rig.port.script = in_turn(*[broken, busy] * 4, broken)
+    started = rig.clock.now()
+    outcomes = []
+    for _ in range(9):
+        [outcome] = await rig.ask([rig.item(find, {"domain": "a.example"})], started_at=started)
+        outcomes.append(outcome.outcome)
+        for lane, *_rest in rig.engine.dispatcher._places.values():
+            lane.closed_until = float("-inf")  # as if the time had passed
+    assert outcomes == ["deferred"] * 8 + ["failed"]
 
 
 async def test_a_call_has_its_whole_timeout_from_dispatch_however_long_it_waited_for_its_turn(rig: Rig) -> None:
