@@ -1,13 +1,15 @@
 """Talking to the receipt-store in pages: claims per shard, outcomes over all shards, each answered to who handed it in.
 
 Owns the persistence latch (SPEC 3.9): while an outcome cannot be stored, or the broker is away, `storing` is false and nothing new may be
-dispatched. Outcomes are asked for again until they are stored; claims and releases are not, since a lease ends by itself.
+dispatched. Outcomes are asked for again until they are stored, and releases until they were heard: a lease that ends by itself leaves a charge, or
+an outcome that nobody knows, where nothing was sent. Claims are not asked for again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -51,6 +53,9 @@ OnReleased = Callable[[Flight], None]
 
 _STORED = StoreAnswer(state="stored")
 
+UNHEARD_RELEASES = 10_000
+"""Releases without an answer that are remembered; the oldest are forgotten first."""
+
 
 class Asks(Protocol):
     """What the bus does for requests."""
@@ -93,6 +98,7 @@ class Receipts:
         )
         self._failures: Gatherer[tuple[FailedCall, Flight, OnStored]] = Gatherer(self._fail, max_items=page, max_age=gather)
         self._releases: Gatherer[tuple[LeaseRef, Flight, OnReleased]] = Gatherer(self._release, max_items=page, max_age=gather)
+        self._unheard: deque[LeaseRef] = deque(maxlen=UNHEARD_RELEASES)
 
     @property
     def storing(self) -> bool:
@@ -217,16 +223,37 @@ class Receipts:
     # ---- releasing --------------------------------------------------------------------------------------------------------------------
 
     def release(self, lease: LeaseRef, flight: Flight, released: OnReleased) -> None:
-        """Give a lease back that nothing was sent for: a queued one (dispatch 0), or a confirmed one under its dispatch number."""
+        """Give a lease back that nothing was or will be sent for: a queued one (dispatch 0), or a confirmed one under its dispatch number.
+
+        ``released`` is told once it is, or once it was not answered: then `release_again` goes on with it.
+        """
         self._releases.add((lease, flight, released))
 
     async def _release(self, items: list[tuple[LeaseRef, Flight, OnReleased]]) -> None:
-        try:
-            await self._asks.ask(Release(leases=[item[0] for item in items]), RECEIPTS_SETTLE, Released, timeout=self._timeout)
-        except RowmillError as error:
-            log.warning("leases_not_released", leases=len(items), error=str(error))
+        leases = [item[0] for item in items]
+        if not await self._heard(leases):
+            self._unheard.extend(leases)
         for _, flight, released in items:
             _tell(released, flight)
+
+    async def release_again(self) -> None:
+        """Give back what could not be given back before, as far as the store answers."""
+        while self._unheard:
+            leases = [self._unheard.popleft() for _ in range(min(self._page, len(self._unheard)))]
+            if not await self._heard(leases):
+                self._unheard.extend(leases)
+                return
+
+    async def _heard(self, leases: list[LeaseRef]) -> bool:
+        """Whether these releases need not be asked for again."""
+        try:
+            await self._asks.ask(Release(leases=leases), RECEIPTS_SETTLE, Released, timeout=self._timeout)
+        except AskDied:
+            log.exception("releases_died", leases=len(leases))
+        except RowmillError as error:
+            log.warning("leases_not_released", leases=len(leases), error=str(error))
+            return False
+        return True
 
     async def drain(self) -> None:
         """Wait until everything that was handed in is answered."""

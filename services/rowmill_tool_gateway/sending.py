@@ -177,7 +177,9 @@ class Sender:
     # ---- keeping leases ---------------------------------------------------------------------------------------------------------------
 
     async def renew(self) -> None:
-        """Renew the leases of calls in hand that are a third of their life old (SPEC 3.3). Unanswered claims of a whole life ago are given back."""
+        """Renew the leases of calls in hand that are a third of their life old (SPEC 3.3). Unanswered claims of a whole life ago are given back, and
+        what could not be given back before.
+        """
         self._claims.give_up_doubts(3 * self._settings.receipt_renewal)
         now = self._clock.monotonic()
         due = [
@@ -196,6 +198,7 @@ class Sender:
                 elif flight.lease_id == lease.lease_id:
                     log.warning("lease_lost", tool=flight.tool.id, receipt=short_digest(flight.key), stage=flight.stage.name)
                     self._lost(flight)
+        await self._receipts.release_again()
 
     def _lost(self, flight: Flight) -> None:
         """The lease is another's. What is not written yet must not be; a result of what was serves its row, and overwrites nothing."""

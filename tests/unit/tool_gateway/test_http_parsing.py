@@ -141,7 +141,8 @@ def test_compressed_bodies_are_unfolded(body: bytes, encoding: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "encoding"), [(b"abcde", b"gzip"), (gzip.compress(b"abcde", mtime=0)[:-3], b"gzip"), (b"abcde", b"br"), (gzip.compress(b"a", mtime=0) + b"junk", b"gzip")]
+    ("body", "encoding"),
+    [(b"abcde", b"gzip"), (gzip.compress(b"abcde", mtime=0)[:-3], b"gzip"), (b"abcde", b"br"), (gzip.compress(b"a", mtime=0) + b"junk", b"gzip")],
 )
 def test_what_cannot_be_unfolded_is_refused(body: bytes, encoding: bytes) -> None:
     with pytest.raises(BadResponse):

@@ -11,6 +11,7 @@ from tests.unit.tool_gateway.conftest import Rig, answering, in_turn
 from tests.unit.tool_gateway.test_engine import find_tool, lost
 
 from rowmill import registry
+from rowmill.errors import AskTimeout
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.receipts import Claim, ClaimReceipts, Confirm, HaltRun, LeaseShard, ReceiptsClaimed, Release
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse
@@ -89,6 +90,40 @@ async def test_a_claim_whose_answer_is_lost_charges_nothing_where_another_sent_t
     assert rig.store.runs["run-1"].charged() == 0
     assert (rival.receipt.state, rival.receipt.lease_id) == ("running", "rival")
     assert rig.port.requests == []
+
+
+async def test_a_lease_whose_release_nobody_heard_is_given_back_once_somebody_does(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Confirmed, then refused while the connection opened, because the broker went away, which takes the release too."""
+    rig.store.answer(HaltRun(run_id="run-1", action="resume", budget=Decimal(1)))
+    carry_out, connected, heard = rig.store.answer, asyncio.Event(), asyncio.Event()
+
+    def answer(request: Message) -> Message | None:
+        if isinstance(request, Release) and not heard.is_set():
+            raise AskTimeout("the broker is away")
+        return carry_out(request)
+
+    async def connect() -> None:
+        monkeypatch.setattr(rig.store, "answer", answer)
+        rig.store.answer(HaltRun(run_id="run-1", action="halt", reason="pause"))  # so that nothing is claimed again
+        for shard in rig.store.shards:
+            rig.engine.shards.refused(shard)
+        connected.set()
+
+    rig.port.connect = connect
+    item = rig.item(find_tool(effect="non_idempotent"), {"domain": "a.example"})
+    rig.hand_in([item])
+    while (receipt := rig.store.receipts.get(item.receipt_key)) is None:
+        await asyncio.sleep(0)
+    await connected.wait()
+    assert (await rig.bus.outcome(item.call_id)).outcome == "halted"
+    assert receipt.state == "running"
+
+    heard.set()
+
+    async with asyncio.timeout(20):
+        while receipt.state != "released":
+            await asyncio.sleep(0.001)
+    assert (rig.store.runs["run-1"].charged(), rig.port.requests) == (Decimal(0), [])
 
 
 async def test_what_was_sent_is_given_back_under_no_lease_without_a_number(rig: Rig) -> None:
