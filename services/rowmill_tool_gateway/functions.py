@@ -125,9 +125,13 @@ class FunctionCarrier:
         return ended
 
     def _observed(self, error: Exception, *, sent: bool) -> Observation:
-        """``sent``: a request of the function was sent, so a later one that never was does not mean that nothing happened."""
+        """``sent``: a request of the function was sent, so a later one that never was does not mean that nothing happened.
+
+        A blocking function brings a client of its own, of whose requests nothing is known: what must not be repeated is not, on its word.
+        """
         seen = self._seen(error)
-        if sent and seen.kind == "never_opened":
+        unseen = self._tool.blocking and self._tool.effect == "non_idempotent"
+        if (sent or unseen) and seen.kind == "never_opened":
             return replace(seen, kind="no_answer")
         return replace(seen, kind="crashed") if sent and seen.kind == "misdefined" else seen
 

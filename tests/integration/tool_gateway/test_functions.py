@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import BaseModel
 from tests.integration.tool_gateway.socket_server import Server, reset, saying
@@ -16,6 +17,7 @@ from tests.integration.tool_gateway.socket_server import Server, reset, saying
 from rowmill import Provider, ToolCall, registry
 from rowmill.runtime.author_threads import AuthorThreads
 from rowmill.tools import tool_of
+from rowmill_contracts.tools import Effect
 from rowmill_tool_gateway.credentials import Credentials, Redactor
 from rowmill_tool_gateway.failures import Observation
 from rowmill_tool_gateway.function_clients import Clients
@@ -126,6 +128,20 @@ async def test_a_blocking_function_runs_in_a_thread_with_the_context_of_its_call
     ended = await carried(where)
     assert isinstance(ended, Result)
     assert json.loads(ended.output)["raw"] == ["here", "False"]
+
+
+@pytest.mark.parametrize(("effect", "kind"), [("read", "never_opened"), ("non_idempotent", "no_answer")])
+async def test_a_blocking_functions_own_client_does_not_say_that_nothing_was_sent(effect: Effect, kind: str) -> None:
+    """It may have ordered on one connection before another did not open, and an order must not be placed again."""
+    provider = Provider("crm", base_url="http://127.0.0.1:1")
+
+    @provider.tool("order", effect=effect, blocking=True)
+    def order(given: Given, call: ToolCall) -> str:
+        raise httpx.ConnectError("refused")
+
+    seen = await carried(order)
+    assert isinstance(seen, Observation)
+    assert seen.kind == kind
 
 
 async def test_the_timeout_of_a_blocking_function_ends_its_call_and_not_its_thread() -> None:
