@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from functools import partial
 from pathlib import Path
@@ -16,9 +15,9 @@ from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
 from rowmill.tools import Tool
 from rowmill_contracts.digests import SHARDS
-from rowmill_contracts.runs import ProviderServes
 from rowmill_contracts.topology import ADMISSION_PARKED, CONTROL, gateway_calls
 from rowmill_tool_gateway.body_budget import BodyBudget
+from rowmill_tool_gateway.calling_back import CallBack
 from rowmill_tool_gateway.credentials import Credentials, Redactor
 from rowmill_tool_gateway.engine import Engine
 from rowmill_tool_gateway.function_clients import Clients
@@ -55,7 +54,7 @@ class App:
         self._credentials = Credentials(os.environ, Redactor(), outage=self._settings.secret_outage)
         self._clients = Clients(self._sessions, self._credentials, self._library, self._routes)
         self._engine: Engine | None = None
-        self._telling: set[asyncio.Task[None]] = set()
+        self._call_back = CallBack(lambda message: self._bus.publish(message, ADMISSION_PARKED), again_after=self._settings.hand, clock=SystemClock())
 
     async def start(self) -> None:
         """Load the project's tools, connect, consume the calls of all shards. Raises `ProjectError`."""
@@ -68,7 +67,7 @@ class App:
             holder=self._bus.process_id,
             clock=SystemClock(),
             connected=lambda: self._bus.connected,
-            serves=self._tell_admission,
+            serves=self._call_back.serves,
         )
         handlers = Handlers(engine, self._bus)
         self._bus.on_reconnect(engine.reconnected)
@@ -90,6 +89,7 @@ class App:
             await self._bus.stop_consuming(gateway_calls(shard))
         if self._engine is not None:
             await self._engine.stop(self._settings.drain_timeout)
+        await self._call_back.stop()
         await self._bus.stop()
         self._clients.forget()
         await self._port.close()
@@ -100,11 +100,6 @@ class App:
     @property
     def ready(self) -> bool:
         return self._bus.ready
-
-    def _tell_admission(self, message: ProviderServes) -> None:
-        telling = asyncio.create_task(self._bus.publish(message, ADMISSION_PARKED))
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
 
     def _carrier(self, tool: Tool) -> Carrier:
         limit = self._settings.result_limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,9 @@ from pydantic import BaseModel
 from tests.unit.tool_gateway.conftest import Rig, answering, in_turn
 
 from rowmill import HttpTool, Provider
+from rowmill.runtime.clock import SystemClock
+from rowmill_contracts.runs import ProviderServes
+from rowmill_tool_gateway.calling_back import CallBack
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse, NoResponse
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.settling import CALLED_BACK
@@ -94,6 +98,28 @@ async def test_that_a_provider_serves_again_is_told_once_with_its_rate(patient: 
     [told] = patient.serving
     assert (told.org, told.provider) == ("acme", "away")
     assert 0 < told.per_second <= CALLED_BACK * 50.0
+
+
+async def test_rows_that_were_still_on_their_way_are_called_back_too() -> None:
+    clock, told = SystemClock(), []
+    published: list[float] = []
+
+    async def publish(message: ProviderServes) -> None:
+        told.append(message)
+        published.append(clock.monotonic())
+
+    call_back = CallBack(publish, again_after=0.05, clock=clock)
+    message = ProviderServes(org="acme", provider="away", per_second=1.0)
+    call_back.serves(message)
+    while len(told) < 2:
+        await asyncio.sleep(0.005)
+    assert told == [message, message]
+    assert published[1] - published[0] >= 0.05
+    call_back.serves(message)
+    await asyncio.sleep(0)
+    await call_back.stop()
+    await asyncio.sleep(0.06)
+    assert len(told) <= 3, "told after its stop"
 
 
 async def test_that_nobody_waited_elsewhere_is_not_told(rig: Rig) -> None:
