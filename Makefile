@@ -4,6 +4,8 @@
 
 PYTHON ?= /usr/bin/python3
 ARGS ?=
+# Three at a time: tests wait for servers most of their time. Those of one file share theirs, so they stay together.
+WORKERS ?= -n 3 --dist loadfile
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -20,7 +22,7 @@ demo: install ## Run the example from a CSV to enriched rows, on servers of its 
 	cd examples/leads && ../../$(BIN)/rowmill dev up --install && ../../$(BIN)/python demo.py $(ARGS)
 
 test: install packages ## Run the tests (ARGS="tests/unit -k name" for some)
-	$(BIN)/pytest -m "not long" $(ARGS)
+	$(BIN)/pytest -m "not long" $(WORKERS) $(ARGS)
 
 test-long: install packages ## Run the tests at full size
 	$(BIN)/pytest -m long $(ARGS)
