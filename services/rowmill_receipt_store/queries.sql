@@ -329,8 +329,9 @@ SELECT count(*) FROM booked;
 
 -- name: lease_shards
 -- Take shards that are free or given up, renew those that the holder has, and take those whose lease has lapsed and whose holder did not come
--- back although others have asked for the shard for $3. Asking counts from its beginning again after a silence of half of that: while nobody was
--- served, the holder could not renew either. The term rises at each change of hands; taking a lapsed shard ends the leases of its former terms.
+-- back although others have asked for the shard for $3. A silence of more than half of that counts for a quarter: while nobody was served, the
+-- holder could not renew either, but who asks seldom gets there, too. The term rises at each change of hands; taking a lapsed shard ends the
+-- leases of its former terms.
 -- $2: life of a shard lease.
 INSERT INTO shards AS s (shard, term, holder, expires_at, ended_term)
 SELECT shard, 1, $4::text, now() + $1::interval + $2::interval, 0 FROM unnest($5::integer[]) AS shard ORDER BY shard
@@ -350,8 +351,11 @@ ON CONFLICT (shard) DO UPDATE SET (term, holder, expires_at, ended_term, contest
             FROM (
                 SELECT
                     now() + $1::interval AS at,
-                    CASE WHEN s.contested_at >= now() + $1::interval - $3::interval / 2 THEN s.contested_since
-                        ELSE now() + $1::interval END AS since
+                    CASE
+                        WHEN s.contested_at IS NULL THEN now() + $1::interval
+                        WHEN s.contested_at >= now() + $1::interval - $3::interval / 2 THEN s.contested_since
+                        ELSE s.contested_since + (now() + $1::interval - s.contested_at - $3::interval / 4)
+                    END AS since
             ) AS w
         ) AS c
     ) AS k

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -142,6 +145,54 @@ async def test_a_lapsed_shard_is_taken_only_from_a_holder_that_does_not_come_bac
 
     await store.release_shards("two", [shard])
     assert await asks("one"), "what is given up is free at once"
+
+
+async def test_a_silent_holder_loses_a_lapsed_shard_also_to_who_asks_seldom(database: Database, shard: int) -> None:
+    store = Store(database, queued_lease=QUEUED, running_lease=RUNNING, shard_lease=SHARD, answer_bytes=OUTPUT_LIMIT, shard_grace=SHARD)
+    await store.lease_shards("one", [shard])
+
+    held = []
+    for _ in range(6):
+        held.append((await store.lease_shards("two", [shard]))[0].held)
+        store.clock_offset += 3.1
+
+    assert held == [False, False, False, False, True, True]
+
+
+@pytest.mark.parametrize(("shortest", "longest"), [(0.5, 3.0), (2.0, 4.0), (3.1, 10.0), (0.5, 100.0), (1000.0, 100_000.0)])
+async def test_whatever_the_gaps_a_silent_holder_loses_its_shard_and_one_that_comes_back_in_time_keeps_it(
+    database: Database, shard: int, shortest: float, longest: float
+) -> None:
+    store = Store(database, queued_lease=QUEUED, running_lease=RUNNING, shard_lease=SHARD, answer_bytes=OUTPUT_LIMIT, shard_grace=SHARD)
+    chance = random.Random(longest)
+
+    async def asks(holder: str) -> bool:
+        return (await store.lease_shards(holder, [shard]))[0].held
+
+    def gaps() -> Iterator[float]:
+        for _ in range(math.ceil(SHARD / min(shortest, SHARD / 4)) + 1):
+            gap = chance.uniform(shortest, longest)
+            store.clock_offset += gap
+            yield gap
+
+    assert await asks("one")
+    counted = 0.0
+    for gap in gaps():
+        counted = counted + gap if gap <= SHARD / 2 else counted + SHARD / 4
+        if counted > SHARD - 0.5:
+            assert await asks("one"), "it came back in time"
+            counted = 0.0
+            assert not await asks("two")
+        else:
+            assert not await asks("two")
+
+    assert await asks("one")
+    assert not await asks("two")
+    for _ in gaps():
+        if await asks("two"):
+            break
+    assert await asks("two"), "the holder was silent for all of this"
+    assert not await asks("one")
 
 
 async def test_many_shards_are_answered_in_the_order_asked(ann: Caller, shard: int, store: Store) -> None:
