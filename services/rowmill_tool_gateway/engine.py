@@ -25,6 +25,7 @@ from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.settling import Settler
 from rowmill_tool_gateway.shards import ShardLeases
 from rowmill_tool_gateway.toolbox import Toolbox
+from rowmill_tool_gateway.turns import turn_after_turn
 
 SWEEPS_PER_HOLD = 20
 """How finely the hand's 5 s are kept."""
@@ -104,9 +105,11 @@ class Engine:
     def start(self) -> None:
         """Begin to keep leases and time."""
         self._loops = [
-            asyncio.create_task(self.shards.run(), name="shard leases"),
-            asyncio.create_task(self._sweep(), name="sweep"),
-            asyncio.create_task(self._renew(), name="renewals"),
+            asyncio.create_task(
+                turn_after_turn("shard leases", self.shards.run, self._clock, longest_pause=self._settings.shard_retry), name="shard leases"
+            ),
+            asyncio.create_task(turn_after_turn("sweep", self._sweep, self._clock, longest_pause=self._settings.hand), name="sweep"),
+            asyncio.create_task(turn_after_turn("renewals", self._renew, self._clock, longest_pause=self._settings.hand), name="renewals"),
         ]
 
     def reconnected(self) -> None:
@@ -139,11 +142,9 @@ class Engine:
 
     async def _sweep(self) -> None:
         interval = self._settings.hand / SWEEPS_PER_HOLD
-        while True:
-            await self._clock.sleep(interval)
-            self.hand.sweep(interval)
+        await self._clock.sleep(interval)
+        self.hand.sweep(interval)
 
     async def _renew(self) -> None:
-        while True:
-            await self._clock.sleep(self._settings.receipt_renewal / 4)
-            await self.sender.renew()
+        await self._clock.sleep(self._settings.receipt_renewal / 4)
+        await self.sender.renew()
