@@ -17,6 +17,7 @@ from rowmill.errors import SecretMissing
 from rowmill.providers import Provider
 from rowmill.runtime.clock import Clock, backoff
 from rowmill_contracts.receipts import LeaseRef
+from rowmill_contracts.tools import ToolFailure
 from rowmill_tool_gateway.claiming import Claims
 from rowmill_tool_gateway.credentials import Credentials
 from rowmill_tool_gateway.failures import Observation
@@ -75,12 +76,12 @@ class Sender:
     async def send(self, lane: Lane, flights: list[Flight], paces: Sequence[Pace], ended: Callable[[], None]) -> None:
         """Send the flights of one request, which the lane has counted as open and ``paces`` as begun. ``ended``: told when it is open no more."""
         tool = flights[0].tool
-        if not tool.confirmed_by_claim:
-            if not self._credentials.resolved(tool.tool.provider):
-                await self.resolve(tool.tool.provider)
-            flights = await self._confirm(lane, flights)
-        if len(flights) > 1:
-            flights = self._of_newest_term(flights)
+        try:
+            flights = await self._prepared(lane, flights)
+        except Exception as error:
+            log.exception("request_not_prepared", tool=tool.id)
+            self._give_up(flights, error)
+            flights = []
         if not flights:
             lane.finished(None)
             for pace in paces:
@@ -133,6 +134,27 @@ class Sender:
         else:
             for flight in flights:
                 self._claims.release(flight)
+
+    async def _prepared(self, lane: Lane, flights: list[Flight]) -> list[Flight]:
+        """Those whose request may be sent as one."""
+        tool = flights[0].tool
+        if not tool.confirmed_by_claim:
+            if not self._credentials.resolved(tool.tool.provider):
+                await self.resolve(tool.tool.provider)
+            flights = await self._confirm(lane, flights)
+        return self._of_newest_term(flights) if len(flights) > 1 else flights
+
+    def _give_up(self, flights: list[Flight], error: Exception) -> None:
+        """Nothing was sent, and it is not known why: those that nothing else became of fail, and their leases go back."""
+        message = f"the gateway failed: {type(error).__name__}"
+        for flight in flights:
+            if flight.stage is Stage.SENT:
+                self._claims.give_back(flight)
+                tool = flight.tool
+                self._hand.failed(
+                    flight,
+                    ToolFailure(tool=tool.id, provider=tool.provider, code="gateway", message=message, origin="gateway", category="definition"),
+                )
 
     def _of_newest_term(self, flights: list[Flight]) -> list[Flight]:
         """Those whose lease is of the newest term among them: of what is older, another holder may have sent it."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 import structlog
 
+from rowmill.encoding.receipts import short_digest
 from rowmill.errors import SecretMissing
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.receipts import Completion, FailedCall, StoreAnswer
@@ -73,17 +74,32 @@ class Settler:
         """Tries of a call (receipt key and run) that failed so far. Kept apart from its flight, which ends whenever the call must wait elsewhere."""
 
     def settle(self, lane: Lane, flights: list[Flight], endings: list[Ended]) -> None:
-        """Store how each flight of one request ended, and act on it."""
-        decisions = [None if isinstance(ended, Result) else self._decide(flight, ended) for flight, ended in zip(flights, endings, strict=True)]
-        for flight, decision in zip(flights, decisions, strict=True):
-            self._count(flight, decision)
-        self._tell_lane(lane, endings, decisions, flights[0].tool.weight)
+        """Store how each flight of one request ended, and act on it. An error that nobody foresaw ends the flights that it met."""
+        try:
+            decisions = [None if isinstance(ended, Result) else self._decide(flight, ended) for flight, ended in zip(flights, endings, strict=True)]
+            for flight, decision in zip(flights, decisions, strict=True):
+                self._count(flight, decision)
+            self._tell_lane(lane, endings, decisions, flights[0].tool.weight)
+        except Exception as error:
+            for flight in flights:
+                self._give_up(flight, error)
+            return
         for flight, ended, decision in zip(flights, endings, decisions, strict=True):
-            flight.stage = Stage.STORING
-            if isinstance(ended, Result):
-                self._complete(flight, ended)
-            elif decision is not None:
-                self._apply(flight, decision)
+            try:
+                flight.stage = Stage.STORING
+                if isinstance(ended, Result):
+                    self._complete(flight, ended)
+                elif decision is not None:
+                    self._apply(flight, decision)
+            except Exception as error:
+                self._give_up(flight, error)
+
+    def _give_up(self, flight: Flight, error: Exception) -> None:
+        """Its request was sent and nobody knows what to make of the ending: it is charged, and not made again where its effect forbids that."""
+        log.error("ending_not_settled", tool=flight.tool.id, receipt=short_digest(flight.key), exc_info=error)
+        flight.stage = Stage.STORING
+        failure = self._failure(flight, "gateway", f"the gateway failed: {type(error).__name__}", "definition")
+        self._apply(flight, OutcomeUnknown(failure) if flight.tool.effect == "non_idempotent" else Fail(failure, charged=True))
 
     def _decide(self, flight: Flight, seen: Observation) -> Decision:
         tool = flight.tool
@@ -236,6 +252,8 @@ class Settler:
                 renewed = await self._credentials.refresh(flight.tool.tool.provider, flight.credential)
             except SecretMissing as error:
                 log.warning("credential_not_refreshed", provider=flight.tool.provider, error=self._credentials.redactor.text(str(error)))
+            except Exception:  # the call was refused, and its callers wait
+                log.exception("credential_not_refreshed", provider=flight.tool.provider)
         if renewed:
             self._put_back(flight, failure, charged=False, then=lambda: self._dispatcher.try_again(flight, 0.0))
         else:

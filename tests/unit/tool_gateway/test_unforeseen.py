@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from tests.unit.tool_gateway.conftest import Rig
+from tests.unit.tool_gateway.test_engine import find_tool
+
+from rowmill_contracts.receipts import HaltRun, Release
+from rowmill_tool_gateway.http_tools import HttpCarrier
 
 
 @pytest.mark.parametrize(("part", "step"), [("hand", "sweep"), ("sender", "renew"), ("shards", "_renew")])
@@ -31,3 +37,40 @@ async def test_a_clock_whose_turn_failed_goes_on(rig: Rig, monkeypatch: pytest.M
         loop.cancel()
     await asyncio.gather(*rig.engine._loops, return_exceptions=True)
     assert all(loop.cancelled() for loop in rig.engine._loops)
+
+
+@pytest.mark.parametrize(("effect", "outcome"), [("read", "failed"), ("idempotent", "failed"), ("non_idempotent", "unknown")])
+async def test_a_request_whose_ending_cannot_be_settled_is_answered_and_charged(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, effect: str, outcome: str
+) -> None:
+    async def one_too_few(_: HttpCarrier, inputs: Sequence[bytes], keys: Sequence[str], timeout: float, may_send: Any) -> Sequence[Any]:
+        assert may_send()
+        return []
+
+    monkeypatch.setattr(HttpCarrier, "carry", one_too_few)
+    rig.store.answer(HaltRun(run_id="run-1", action="resume", budget=Decimal(1)))
+    async with asyncio.timeout(20):
+        [answered] = await rig.ask([rig.item(find_tool(effect=effect), {"domain": "a.example"})])
+    assert answered.outcome == outcome
+    assert answered.failure is not None
+    assert (answered.failure.code, answered.failure.origin) == ("gateway", "gateway")
+    assert rig.store.runs["run-1"].charged() == Decimal("0.01")
+    assert not rig.engine.hand.flights
+
+
+async def test_a_request_that_fails_before_it_is_sent_is_answered_and_leaves_nothing_behind(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fragile(*_: Any) -> None:
+        raise KeyError("a mistake of ours")
+
+    monkeypatch.setattr(rig.engine._receipts, "confirm", fragile)
+    rig.store.answer(HaltRun(run_id="run-1", action="resume", budget=Decimal(1)))
+    async with asyncio.timeout(20):
+        [answered] = await rig.ask([rig.item(find_tool(effect="non_idempotent"), {"domain": "a.example"})])
+        while not any(isinstance(request, Release) for request in rig.bus.asked):
+            await asyncio.sleep(0.001)
+    assert answered.outcome == "failed"
+    assert rig.port.requests == []
+    assert rig.store.runs["run-1"].charged() == 0
+    assert not rig.engine.hand.flights
+    [lane] = rig.engine.dispatcher.lanes
+    assert lane.in_flight == 0
