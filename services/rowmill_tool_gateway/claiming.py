@@ -139,6 +139,11 @@ class Claims:
                     flight.stage = Stage.READY
                     flight.lane.claimed += flight.tool.weight
                     flight.group.add(flight.leased_at, flight)
+            case "refused":
+                self._shards.refused(flight.lane.shard)
+                self._flow.resume(flight)
+            case _ if flight.stage is Stage.OVER:
+                pass  # its callers were answered meanwhile, and nothing is claimed
             case "completed":
                 self._hand.served(flight, answer)
             case "failed" if answer.failure is not None:
@@ -151,9 +156,6 @@ class Claims:
                 self._hand.halted(flight, answer.reason or "budget")
             case "held" if not any(call.late for call in flight.calls):
                 self._flow.pause(flight, min(max(answer.wait_ms / 1000, SHORTEST_POLL), self._longest_poll))
-            case "refused":
-                self._shards.refused(flight.lane.shard)
-                self._flow.resume(flight)
             case _:
                 self._flow.resume(flight)
 

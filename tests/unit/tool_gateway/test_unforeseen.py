@@ -11,7 +11,8 @@ import pytest
 from tests.unit.tool_gateway.conftest import Rig
 from tests.unit.tool_gateway.test_engine import find_tool
 
-from rowmill_contracts.receipts import HaltRun, Release
+from rowmill_contracts.receipts import ClaimAnswer, HaltRun, Release
+from rowmill_tool_gateway.flights import Stage
 from rowmill_tool_gateway.http_tools import HttpCarrier
 
 
@@ -74,3 +75,24 @@ async def test_a_request_that_fails_before_it_is_sent_is_answered_and_leaves_not
     assert not rig.engine.hand.flights
     [lane] = rig.engine.dispatcher.lanes
     assert lane.in_flight == 0
+
+
+@pytest.mark.parametrize("state", ["granted", "completed", "failed", "unknown", "halted", "over_budget", "held", "refused", None])
+async def test_a_claim_that_is_answered_when_its_flight_is_over_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch, state: Any) -> None:
+    claimed: list[Any] = []
+    monkeypatch.setattr(rig.engine._receipts, "claim", lambda _shard, _claim, flight, told, **_: claimed.append((flight, told)))
+    item = rig.item(find_tool(), {"domain": "a.example"})
+    rig.hand_in([item])
+    async with asyncio.timeout(20):
+        while not claimed:
+            await asyncio.sleep(0.001)
+    [(flight, told)] = claimed
+    rig.engine.hand.defer(flight, list(flight.calls), 1.0, reason="in flight")
+    told(flight, None if state is None else ClaimAnswer(state=state, dispatch=1, wait_ms=1))
+    assert flight.stage is Stage.OVER
+    assert flight.timer is None
+    assert rig.engine.hand._of_shard[flight.lane.shard] == 0
+    assert flight.lane.claimed == 0
+    async with asyncio.timeout(20):
+        while state == "granted" and not any(isinstance(request, Release) for request in rig.bus.asked):
+            await asyncio.sleep(0.001)
