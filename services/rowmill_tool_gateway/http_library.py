@@ -8,6 +8,7 @@ share its end.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -15,12 +16,17 @@ import httpx
 from rowmill.errors import DefinitionError
 from rowmill_tool_gateway.bodies import Bounds, pieces_of
 from rowmill_tool_gateway.http_parsing import BadResponse, ResponseTooLarge, unfolded_body
-from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse, MaySend, NoResponse, always, not_sent
+from rowmill_tool_gateway.http_port import Asked, HttpRequest, HttpResponse, MaySend, NoResponse, always, no_answer_in_time, not_sent
 from rowmill_tool_gateway.routes import Routes
 
 KEEP_SECONDS = 15.0
 NEVER_OPENED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
 """Nothing was sent to the provider; a proxy that refuses is one that did not open."""
+
+
+def writes_to_provider(event: str, facts: Mapping[str, Any]) -> bool:
+    """Whether this step of a transport is the first that writes to the provider. What asks a proxy for a way to it does not."""
+    return event.endswith(".send_request_headers.started") and getattr(facts.get("request"), "method", b"") != b"CONNECT"
 
 
 class LibraryPort:
@@ -52,11 +58,12 @@ class LibraryPort:
         return made
 
     async def send(self, request: HttpRequest, may_send: MaySend = always) -> HttpResponse:
+        right = Asked(may_send)
         try:
             async with asyncio.timeout(request.timeout):
-                return await self._send(request, may_send)
+                return await self._send(request, right)
         except TimeoutError as error:
-            raise NoResponse("no_answer", f"no answer within {request.timeout:g} s") from error
+            raise no_answer_in_time(request, right) from error
         except ResponseTooLarge as error:
             raise NoResponse("too_large", str(error)) from error
         except (BadResponse, httpx.DecodingError) as error:
@@ -69,9 +76,9 @@ class LibraryPort:
             raise NoResponse("no_answer", f"the connection was lost before the answer: {type(error).__name__}: {error}") from error
 
     async def _send(self, request: HttpRequest, may_send: MaySend) -> HttpResponse:
-        async def trace(event: str, _: dict[str, Any]) -> None:
-            """Called by the transport at each of its steps; the first that writes to the provider is this one."""
-            if event.endswith(".send_request_headers.started") and not may_send():
+        async def trace(event: str, facts: dict[str, Any]) -> None:
+            """Called by the transport at each of its steps."""
+            if writes_to_provider(event, facts) and not may_send():
                 raise not_sent()
 
         made = httpx.Request(

@@ -34,6 +34,18 @@ MaySend = Callable[[], bool]
 """Whether the request may still be sent. Asked once, when the connection stands and nothing is written yet; what is refused is never written."""
 
 
+class Asked:
+    """``may_send``, and whether it was asked: before that nothing was written."""
+
+    def __init__(self, may_send: MaySend) -> None:
+        self.asked = False
+        self._may_send = may_send
+
+    def __call__(self) -> bool:
+        self.asked = True
+        return self._may_send()
+
+
 def always() -> bool:
     """Nothing stands against sending."""
     return True
@@ -85,6 +97,13 @@ def not_sent() -> NoResponse:
     return NoResponse("not_sent", "the right to send ended before the request was written")
 
 
+def no_answer_in_time(request: HttpRequest, right: Asked) -> NoResponse:
+    """The end of a request whose time is over."""
+    if right.asked:
+        return NoResponse("no_answer", f"no answer within {request.timeout:g} s")
+    return NoResponse("never_opened", f"no connection to the provider within {request.timeout:g} s")
+
+
 class HttpPort(Protocol):
     async def send(self, request: HttpRequest, may_send: MaySend = always) -> HttpResponse:
         """Send once, never again by itself, and only if ``may_send`` says so right before the first byte. Raises `NoResponse`."""
@@ -130,7 +149,8 @@ class AiohttpPort:
 
     async def send(self, request: HttpRequest, may_send: MaySend = always) -> HttpResponse:
         ends = asyncio.get_running_loop().time() + request.timeout
-        asked = may_send_here.set(may_send)
+        right = Asked(may_send)
+        asked = may_send_here.set(right)
         try:
             response = await self.session(request.pool, fresh=request.fresh).request(
                 request.method,
@@ -143,7 +163,7 @@ class AiohttpPort:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientSSLError) as error:
             raise NoResponse("never_opened", f"no connection to the provider: {error}") from error
         except TimeoutError as error:
-            raise NoResponse("no_answer", f"no answer within {request.timeout:g} s") from error
+            raise no_answer_in_time(request, right) from error
         except aiohttp.ClientResponseError as error:
             raise NoResponse("bad_answer", f"the answer is not HTTP: {error.message}") from error
         except (aiohttp.InvalidURL, ValueError, DefinitionError) as error:
