@@ -7,7 +7,7 @@ anything was sent, since a non_idempotent call may be repeated only where nothin
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 import httpx
@@ -16,14 +16,34 @@ from httpx_aiohttp import AiohttpTransport
 from rowmill.providers import Provider, is_loopback
 from rowmill_tool_gateway.bodies import Bounds, pieces_of, whole_body
 from rowmill_tool_gateway.credentials import Credentials, Redactor, SecretMisplaced
-from rowmill_tool_gateway.http_library import NEVER_OPENED, LibraryPort
+from rowmill_tool_gateway.http_library import NEVER_OPENED, LibraryPort, writes_to_provider
 from rowmill_tool_gateway.http_parsing import unfolded_body
-from rowmill_tool_gateway.http_port import may_send_here, not_sent
+from rowmill_tool_gateway.http_port import MaySend, may_send_here, not_sent
 from rowmill_tool_gateway.routes import Routes
 
 _NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientSSLError)
 
-__all__ = ["NEVER_OPENED", "Clients"]
+__all__ = ["NEVER_OPENED", "Clients", "Right"]
+
+
+class Right:
+    """The right to send of one call of a function, and what is seen of what it did. ``used``: one of its requests may have been sent. ``elsewhere``:
+    it may have done something of which nothing is seen. ``asking``: how many of its requests are under way. ``unopened``: what was raised for those
+    whose connection never opened.
+    """
+
+    def __init__(self, may_send: MaySend, *, elsewhere: bool) -> None:
+        self.used = False
+        self.elsewhere = elsewhere
+        self.asking = 0
+        self.unopened: list[Exception] = []
+        self._may_send = may_send
+
+    def __call__(self) -> bool:
+        if not self._may_send():
+            return False
+        self.used = True
+        return True
 
 
 class Sessions(Protocol):
@@ -97,8 +117,8 @@ class _Asking(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         may_send = may_send_here.get()
 
-        async def trace(event: str, _: object) -> None:
-            if event.endswith(".send_request_headers.started") and not may_send():
+        async def trace(event: str, facts: dict[str, Any]) -> None:
+            if writes_to_provider(event, facts) and not may_send():
                 raise not_sent()
 
         request.extensions = {**request.extensions, "trace": trace}
@@ -121,6 +141,19 @@ class _Bounded(httpx.AsyncBaseTransport):
         in_clear = request.url.scheme != "https" and not is_loopback(request.url.host)
         if in_clear and any(self._redactor.holds(value) for _, value in request.headers.raw):
             raise SecretMisplaced(f"a header of a request to {request.url.host} holds the value of a secret, which is sent only over https")
+        right = may_send_here.get()
+        if not isinstance(right, Right):
+            return await self._sent(request)
+        right.asking += 1
+        try:
+            return await self._sent(request)
+        except NEVER_OPENED as error:
+            right.unopened.append(error)
+            raise
+        finally:
+            right.asking -= 1
+
+    async def _sent(self, request: httpx.Request) -> httpx.Response:
         try:
             response = await self._transport.handle_async_request(request)
         except NEVER_OPENED as error:

@@ -11,7 +11,8 @@ import contextvars
 import inspect
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,7 @@ from rowmill.errors import DefinitionError, InputInvalid, SecretMissing, ToolErr
 from rowmill.tools import Tool, ToolCall
 from rowmill_tool_gateway.credentials import Credentials
 from rowmill_tool_gateway.failures import Observation
-from rowmill_tool_gateway.function_clients import NEVER_OPENED, Clients
+from rowmill_tool_gateway.function_clients import NEVER_OPENED, Clients, Right
 from rowmill_tool_gateway.http_parsing import BadResponse, ResponseTooLarge
 from rowmill_tool_gateway.http_port import MaySend, NoResponse, always, may_send_here, not_sent
 from rowmill_tool_gateway.http_tools import refuse_secrets, seen_answer
@@ -35,18 +36,22 @@ log = structlog.get_logger()
 _decode = msgspec.json.Decoder().decode
 
 
-class _Right:
-    """The right to send of a function's requests. ``used``: one of them may have been sent, so that the call was."""
-
-    def __init__(self, may_send: MaySend) -> None:
-        self.used = False
-        self._may_send = may_send
-
-    def __call__(self) -> bool:
-        if not self._may_send():
-            return False
-        self.used = True
-        return True
+@types.coroutine
+def _watched(work: Coroutine[Any, Any, Any], right: Right) -> Generator[Any, Any, Any]:
+    """Carries ``work`` out, and notes when it waits for anything but our own transport, as who sends by a client of its own does."""
+    thrown: BaseException | None = None
+    while True:
+        try:
+            awaited = work.send(None) if thrown is None else work.throw(thrown)
+        except StopIteration as ended:
+            return ended.value
+        if not right.asking:
+            right.elsewhere = True
+        try:
+            yield awaited
+            thrown = None
+        except BaseException as error:  # it is the work's to deal with, also where it is cancelled
+            thrown = error
 
 
 class FunctionCarrier:
@@ -89,51 +94,58 @@ class FunctionCarrier:
         except DefinitionError as error:  # of its TLS files
             return [Observation("misdefined", str(error))] * len(inputs)
         call = ToolCall(http=client, keys=list(keys), deadline=self._monotonic() + timeout, secrets=secrets)
-        right = _Right(may_send)
+        right = Right(may_send, elsewhere=tool.blocking)
         asked = may_send_here.set(right)
         try:
             async with asyncio.timeout(timeout):
-                outputs = await self._called(given if tool.batch is not None else given[0], call)
+                outputs = await self._called(given if tool.batch is not None else given[0], call, right)
         except NoResponse as error:
-            return [Observation("no_answer" if right.used else error.kind, str(error))] * len(inputs)
+            return [Observation("no_answer" if self._did_something(right) else error.kind, str(error))] * len(inputs)
         except Exception as error:  # author code may raise anything
-            return [self._observed(error, sent=right.used)] * len(inputs)
+            return [self._observed(error, right)] * len(inputs)
         finally:
             may_send_here.reset(asked)
         if tool.batch is None:
-            return [self._ended(outputs, sent=right.used)]
+            return [self._ended(outputs, right)]
         if not isinstance(outputs, list | tuple) or len(outputs) != len(inputs):
             got = f"{len(outputs)} results" if isinstance(outputs, list | tuple) else type(outputs).__name__
             return [Observation("wrong_answer", f"{len(inputs)} inputs were given and {got} returned", code="result_count")] * len(inputs)
-        return [self._ended(output, sent=right.used) for output in outputs]
+        return [self._ended(output, right) for output in outputs]
 
-    async def _called(self, given: Any, call: ToolCall) -> Any:
+    async def _called(self, given: Any, call: ToolCall, right: Right) -> Any:
         function = self._tool.function
         assert function is not None  # noqa: S101 - a function tool has one
         if self._tool.blocking:
             context = contextvars.copy_context()
             return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, function, given, call)
         returned = function(given, call)
+        if inspect.iscoroutine(returned):
+            return await _watched(returned, right)
+        right.elsewhere = True
         return await returned if inspect.isawaitable(returned) else returned
 
-    def _ended(self, output: Any, *, sent: bool) -> Ended:
+    def _ended(self, output: Any, right: Right) -> Ended:
         if isinstance(output, Exception):
-            return self._observed(output, sent=sent)
+            return self._observed(output, right)
         ended = output_of(self._tool, output, self._result_limit)
         if isinstance(ended, Result):
             return Result(self._credentials.redactor.body(ended.output), ended.no_result, ended.cost)
         return ended
 
-    def _observed(self, error: Exception, *, sent: bool) -> Observation:
-        """``sent``: a request of the function was sent, so a later one that never was does not mean that nothing happened.
+    def _did_something(self, right: Right) -> bool:
+        """Whether the call may have had an effect. What must not be repeated is unsent only where nothing else can have gone before."""
+        return right.used or (right.elsewhere and self._tool.effect == "non_idempotent")
 
-        A blocking function brings a client of its own, of whose requests nothing is known: what must not be repeated is not, on its word.
+    def _observed(self, error: Exception, right: Right) -> Observation:
+        """A request that never was does not mean that nothing happened. That a connection never opened is believed of our own transport alone,
+        where the call must not be repeated: of a function's own client nothing is known.
         """
         seen = self._seen(error)
-        unseen = self._tool.blocking and self._tool.effect == "non_idempotent"
-        if (sent or unseen) and seen.kind == "never_opened":
+        did_something = self._did_something(right)
+        ours = self._tool.effect != "non_idempotent" or any(error is one for one in right.unopened)
+        if seen.kind == "never_opened" and (did_something or not ours):
             return replace(seen, kind="no_answer")
-        return replace(seen, kind="crashed") if sent and seen.kind == "misdefined" else seen
+        return replace(seen, kind="crashed") if did_something and seen.kind == "misdefined" else seen
 
     def _seen(self, error: Exception) -> Observation:
         match error:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import httpcore
 import httpx
 import pytest
+from tests.unit.tool_gateway.conftest import FindIn, Rig
 
+from rowmill import Provider, ToolCall
+from rowmill.tools import tool_of
 from rowmill_tool_gateway.bodies import Bounds
 from rowmill_tool_gateway.body_budget import BodyBudget
+from rowmill_tool_gateway.failures import Observation
 from rowmill_tool_gateway.http_library import LibraryPort
-from rowmill_tool_gateway.http_port import AiohttpPort, HttpRequest, NoResponse
+from rowmill_tool_gateway.http_port import AiohttpPort, HttpRequest, MaySend, NoResponse, always
 from rowmill_tool_gateway.routes import Routes
 
 REQUEST = HttpRequest("hunter", "POST", "http://127.0.0.1:1/find", {}, b"{}", timeout=0.02)
@@ -54,3 +59,64 @@ async def test_a_timeout_before_the_first_byte_is_a_connection_that_never_opened
         await port.send(REQUEST)
     assert caught.value.kind == "never_opened"
     await port.close()
+
+
+# ---- functions ----------------------------------------------------------------------------------------------------------------------------
+
+
+def once() -> MaySend:
+    """The right to begin, and none to send."""
+    rights = iter([True])
+    return lambda: next(rights, False)
+
+
+async def carried(rig: Rig, function: Any, may_send: MaySend = always) -> str:
+    [seen] = await rig._carrier(tool_of(function)).carry([b'{"domain":"a.example"}'], ["key"], 20.0, may_send)
+    assert isinstance(seen, Observation)
+    return seen.kind
+
+
+@pytest.mark.parametrize(("effect", "kind"), [("read", "never_opened"), ("non_idempotent", "no_answer")])
+async def test_a_functions_own_client_does_not_say_that_nothing_was_sent(rig: Rig, effect: Any, kind: str) -> None:
+    provider = Provider("crm", base_url="http://127.0.0.1:1")
+
+    @provider.tool("order", effect=effect)
+    async def order(given: FindIn, call: ToolCall) -> str:
+        raise httpx.ConnectError("refused")
+
+    assert await carried(rig, order) == kind
+
+
+@pytest.mark.parametrize(("waits", "kind"), [(False, "never_opened"), (True, "no_answer")])
+async def test_a_connection_of_ours_that_never_opened_is_believed_where_the_function_did_nothing_else(rig: Rig, waits: bool, kind: str) -> None:
+    provider = Provider("crm", base_url="http://127.0.0.1:1")
+
+    @provider.tool("order", effect="non_idempotent")
+    async def order(given: FindIn, call: ToolCall) -> str:
+        if waits:
+            await asyncio.sleep(0)  # as a client of its own does
+        return (await call.http.post("/order")).text
+
+    assert await carried(rig, order) == kind
+
+
+@pytest.mark.parametrize(
+    ("effect", "waits", "kind"), [("read", True, "not_sent"), ("non_idempotent", False, "not_sent"), ("non_idempotent", True, "no_answer")]
+)
+async def test_a_refused_request_is_believed_where_the_function_did_nothing_else(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, effect: Any, waits: bool, kind: str
+) -> None:
+    async def connected(*_: Any) -> Any:
+        await asyncio.sleep(0)
+        return Mock()
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "connect", connected)
+    provider = Provider("crm", base_url="http://127.0.0.1:1")
+
+    @provider.tool("order", effect=effect)
+    async def order(given: FindIn, call: ToolCall) -> str:
+        if waits:
+            await asyncio.sleep(0)
+        return (await call.http.post("/order")).text
+
+    assert await carried(rig, order, once()) == kind
