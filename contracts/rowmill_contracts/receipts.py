@@ -219,12 +219,16 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @message()
 class LeaseShard(Message, frozen=True, kw_only=True):
-    """Take or renew shard leases for ``holder`` (``release``: give them up), and draw permits for lanes of shards that it holds thereby."""
+    """Take or renew shard leases for ``holder`` (``release``: give them up), and draw permits for lanes of shards that it holds thereby.
+
+    ``terms``: under which each of the shards is given up, so that a late copy gives up none that was taken again; 0, or none named: whichever it is.
+    """
 
     holder: str
     shards: list[int]
     release: bool = False
     draws: list[Draw] = []
+    terms: list[int] = []
 
 
 class ShardLease(msgspec.Struct, frozen=True, kw_only=True):

@@ -85,7 +85,7 @@ class Handlers:
             case Release() as release:
                 return Released(released=sum(await self._releases.ask(requests.leases(release))))
             case LeaseShard() as shards:
-                return (await self._shards.ask([shards]))[0]
+                return (await self._shards.ask([requests.shards(shards)]))[0]
             case HaltRun() as halt:
                 return (await self._halts.ask([halt]))[0]
             case SettleReceipt() as settlement:

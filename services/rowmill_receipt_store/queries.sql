@@ -363,9 +363,13 @@ ON CONFLICT (shard) DO UPDATE SET (term, holder, expires_at, ended_term, contest
 RETURNING shard, term, holder = $4::text AS held, greatest(0, extract(epoch FROM expires_at - now() - $1::interval))::float8 AS seconds;
 
 -- name: release_shards
--- Give shards up: nobody holds them, and nothing more is claimed or confirmed under their term.
+-- Give shards up: nobody holds them, and nothing more is claimed or confirmed under their term. What $2 holds under another term than the one that
+-- is named (0: none is) it has taken since, and keeps.
 UPDATE shards SET holder = NULL, expires_at = now() + $1::interval
-WHERE shard IN (SELECT shard FROM shards WHERE shard = ANY ($3::integer[]) AND holder = $2::text ORDER BY shard FOR NO KEY UPDATE)
+WHERE shard IN (
+    SELECT s.shard FROM unnest($3::integer[], $4::bigint[]) AS a (shard, term) JOIN shards s ON s.shard = ANY (ARRAY[a.shard])
+    WHERE s.holder = $2::text AND (a.term = 0 OR s.term = a.term) ORDER BY s.shard FOR NO KEY UPDATE OF s
+)
 RETURNING shard;
 
 -- name: windows

@@ -235,8 +235,9 @@ class Receipts:
 
     async def lease_shards(self, request: LeaseShard) -> ShardsLeased:
         """Take, renew or give up shards."""
-        act = self._store.release_shards if request.release else self._store.lease_shards
-        return ShardsLeased(shards=await act(request.holder, request.shards))
+        if request.release:
+            return ShardsLeased(shards=await self._store.release_shards(request.holder, request.shards, request.terms))
+        return ShardsLeased(shards=await self._store.lease_shards(request.holder, request.shards))
 
     async def halt_run(self, request: HaltRun) -> RunHalted:
         """Stop, halt or resume a run, or give it a budget, unless a newer decision came first; claims and confirmations answered after it know."""

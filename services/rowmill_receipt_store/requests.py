@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rowmill.errors import MalformedMessage
-from rowmill_contracts.receipts import ClaimReceipts, Complete, Completion, Confirm, Fail, FailedCall, LeaseRef, Release, Renew, SettleReceipt
+from rowmill_contracts.receipts import (
+    ClaimReceipts,
+    Complete,
+    Completion,
+    Confirm,
+    Fail,
+    FailedCall,
+    LeaseRef,
+    LeaseShard,
+    Release,
+    Renew,
+    SettleReceipt,
+)
 from rowmill_receipt_store.leases import Wanted
 from rowmill_receipt_store.shards import spending_term
 from rowmill_receipt_store.store import Completed, Failed, Lease
@@ -50,6 +62,13 @@ def completed(request: Complete) -> list[Completed]:
 def failed(request: Fail) -> list[Failed]:
     """The failures of a request. Raises `MalformedMessage` for a bad key."""
     return [_failed(failure) for failure in request.failures]
+
+
+def shards(request: LeaseShard) -> LeaseShard:
+    """The request as it is. Raises `MalformedMessage` for terms that are not those of its shards."""
+    if request.terms and len(request.terms) != len(request.shards):
+        raise MalformedMessage(f"{len(request.terms)} terms of {len(request.shards)} shards of {request.holder}: name one for each, or none")
+    return request
 
 
 def settlement(request: SettleReceipt) -> SettleReceipt:

@@ -290,9 +290,10 @@ class Store:
         found = {row["shard"]: ShardLease(shard=row["shard"], held=row["held"], term=row["term"], seconds=row["seconds"]) for row in rows}
         return [found[shard] for shard in shards]
 
-    async def release_shards(self, holder: str, shards: Sequence[int]) -> list[ShardLease]:
-        """Give shards up. What this holder does not hold stays as it is."""
-        await self._database.execute(QUERIES["release_shards"], self._offset, holder, sorted(set(shards)))
+    async def release_shards(self, holder: str, shards: Sequence[int], terms: Sequence[int] = ()) -> list[ShardLease]:
+        """Give shards up. What this holder does not hold, or holds under another of ``terms`` (0, or none: any), stays as it is."""
+        named = dict(sorted(zip(shards, terms or [0] * len(shards), strict=True)))
+        await self._database.execute(QUERIES["release_shards"], self._offset, holder, list(named), list(named.values()))
         return [ShardLease(shard=shard, held=False) for shard in shards]
 
     async def halt_run(self, run_id: str, state: RunState, *, reason: str, limits: Limits, deadline: float | None, decision: int) -> RunStanding:

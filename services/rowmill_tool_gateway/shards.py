@@ -160,10 +160,11 @@ class ShardLeases:
         if not shards:
             return
         drawings = self._permits.last_words(shards, self._clock.monotonic())
+        terms = [self._leases.pop(shard).term for shard in shards]
         for shard in shards:
-            del self._leases[shard]
             self._permits.lost(shard)
-        request = LeaseShard(holder=self._holder, shards=shards, release=True, draws=[drawing.draw for drawing in drawings])
+        draws = [drawing.draw for drawing in drawings]
+        request = LeaseShard(holder=self._holder, shards=shards, release=True, draws=draws, terms=terms)
         try:
             await self._asks.ask(request, RECEIPTS_SETTLE, ShardsLeased, timeout=self._retry)
         except RowmillError as error:

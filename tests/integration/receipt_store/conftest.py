@@ -90,8 +90,9 @@ class Caller:
     async def decided(self, action: Literal["stop", "halt", "resume"], **facts: Any) -> RunHalted:
         return await self.receipts.halt_run(HaltRun(run_id=self.run, action=action, **facts))
 
-    async def lease_shard(self, holder: str, shard: int, *, release: bool = False) -> ShardLease:
-        return (await self.receipts.lease_shards(LeaseShard(holder=holder, shards=[shard], release=release))).shards[0]
+    async def lease_shard(self, holder: str, shard: int, *, release: bool = False, term: int = 0) -> ShardLease:
+        request = LeaseShard(holder=holder, shards=[shard], release=release, terms=[term] if term else [])
+        return (await self.receipts.lease_shards(request)).shards[0]
 
 
 class Books:

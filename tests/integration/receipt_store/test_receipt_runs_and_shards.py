@@ -219,6 +219,20 @@ async def test_a_shard_given_up_is_free_and_its_term_holds_no_longer(ann: Caller
     assert (await ann.lease_shard("one", shard)).term == 2
 
 
+async def test_a_late_copy_of_giving_up_leaves_a_shard_that_was_taken_again(ann: Caller, shard: int) -> None:
+    first = await ann.lease_shard("one", shard)
+    await ann.lease_shard("one", shard, release=True, term=first.term)
+    again = await ann.lease_shard("one", shard)
+    assert again.term == first.term + 1
+
+    await ann.lease_shard("one", shard, release=True, term=first.term)
+
+    assert not (await ann.lease_shard("two", shard)).held
+    assert (await ann.lease_shard("one", shard)).term == again.term
+    await ann.lease_shard("one", shard, release=True, term=again.term)
+    assert (await ann.lease_shard("two", shard)).held
+
+
 async def test_an_older_term_is_refused_for_claims_and_confirmations_not_for_completions(ann: Caller, shard: int, store: Store) -> None:
     queued, running, new = new_keys(3)
     await ann.lease_shard("one", shard)

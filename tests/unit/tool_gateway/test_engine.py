@@ -421,6 +421,16 @@ async def test_a_lease_that_lapses_while_the_connection_opens_leaves_the_call_un
     assert rig.store.runs["run-1"].charged() == 0
 
 
+async def test_shards_are_given_up_under_the_term_that_they_were_held_under(rig: Rig) -> None:
+    await rig.ask([rig.item(find_tool(), {"domain": "a.example"})])
+    held = {number: lease.term for number, lease in rig.store.shards.items()}
+    await rig.engine.shards.release()
+
+    [given_up] = [request for request in rig.bus.asked if isinstance(request, LeaseShard) and request.release]
+    assert held
+    assert dict(zip(given_up.shards, given_up.terms, strict=True)) == held
+
+
 async def test_a_shard_that_was_lost_and_regained_meanwhile_is_not_the_one_that_was_claimed_under(rig: Rig) -> None:
     def lost_and_regained() -> None:
         shards = list(rig.store.shards)
