@@ -146,12 +146,14 @@ SELECT key FROM doubted;
 
 -- name: confirm
 -- Queued leases become running under a new dispatch number; one that runs already keeps its number, so a repeat is the same confirmation.
--- A lease that is over but that nobody took is still its holder's. $2: life of a running lease.
+-- A lease that is over but that nobody took is still its holder's, and from now on is bound to the term that confirms it: the end of the term that
+-- claimed it does not end it. $2: life of a running lease.
 WITH barrier AS MATERIALIZED (
     SELECT run_id FROM runs WHERE run_id = '' FOR KEY SHARE
 )
 UPDATE receipts r SET
     state = 'running', revision = r.revision + 1, dispatch = r.dispatch + (r.state = 'queued')::integer, batch_id = a.batch_id,
+    shard = CASE WHEN a.term IS NULL THEN r.shard ELSE a.shard END, term = coalesce(a.term, r.term),
     expires_at = now() + $1::interval + $2::interval
 FROM unnest($3::bytea[], $4::text[], $5::integer[], $6::bigint[], $7::text[]) AS a (key, lease_id, shard, term, batch_id)
 LEFT JOIN shards s ON s.shard = a.shard

@@ -268,6 +268,24 @@ async def test_leases_end_with_the_term_of_a_holder_that_was_lost(ann: Caller, b
     assert [answer.took_over for answer in answers] == [False, True, False]
 
 
+async def test_a_lease_that_a_later_term_confirmed_does_not_end_with_the_term_that_claimed_it(
+    ann: Caller, bob: Caller, shard: int, key: bytes, store: Store
+) -> None:
+    await ann.lease_shard("one", shard)
+    await ann.but(shard=shard, term=1).claim(key)
+    store.clock_offset = SHARD + 1
+    await ann.lease_shard("two", shard)
+    await ann.lease_shard("two", shard, release=True)
+    assert (await ann.lease_shard("one", shard)).term == 3
+
+    assert (await ann.but(shard=shard, term=3).confirm(key)).state == "confirmed"
+
+    assert (await bob.but(shard=shard, term=3).claim(key)).state == "held"
+    store.clock_offset += SHARD + 1
+    assert (await ann.lease_shard("two", shard)).term == 4
+    assert (await bob.but(shard=shard, term=4).claim(key)).state == "granted", "lost with the term that confirmed it"
+
+
 async def test_leases_outlive_a_shard_that_was_handed_over(ann: Caller, bob: Caller, shard: int, key: bytes) -> None:
     await ann.lease_shard("one", shard)
     mine = ann.but(shard=shard, term=1)
