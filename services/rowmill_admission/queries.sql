@@ -11,7 +11,7 @@ SELECT (SELECT extract(epoch FROM now() - created_at)::float8 FROM runs WHERE id
 
 -- name: insert_run
 INSERT INTO runs (run_id, identity, org, play, state, input, inputs, options, stop_reason, finished_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, CASE WHEN $5 = 'cancelled' THEN now() END)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, CASE WHEN $5 = 'cancelled' THEN clock_timestamp() END)
 ON CONFLICT (run_id) DO NOTHING
 RETURNING *, false AS lease_live, extract(epoch FROM created_at)::float8 AS created, extract(epoch FROM finished_at)::float8 AS finished
 

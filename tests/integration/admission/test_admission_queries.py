@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rowmill.runtime.db import Database
-from rowmill_admission.store import SQL, waits
+from rowmill_admission.store import SQL, runs, waits
+from rowmill_contracts.runs import RunStart
 
 pytestmark = pytest.mark.servers
 
@@ -53,6 +54,17 @@ async def test_due_rows_are_released_in_turn_by_organisation_then_by_run(databas
     assert Counter(wait.dataset_seq for wait in second) == {seqs["big"]: 20, seqs["small"]: 20}
     assert not {(wait.dataset_seq, wait.row_index) for wait in first} & {(wait.dataset_seq, wait.row_index) for wait in second}
     assert len(await waits.release_due(database, 1_000, but_for=[])) == 300 - 80
+
+
+async def test_a_run_starts_when_it_is_stored_not_when_its_transaction_began(database: Database) -> None:
+    async with database.pool.acquire() as connection, connection.transaction():
+        await connection.fetchval("SELECT now()")
+        others = await database.fetchrow("SELECT extract(epoch FROM clock_timestamp())::float8 AS clock")
+        run = await runs.insert(connection, "late", "late", RunStart(play="p"), "a", [], "stopped before it came")
+
+    assert others is not None
+    assert run is not None
+    assert run.created >= others["clock"]
 
 
 def test_every_statement_is_used() -> None:
