@@ -47,9 +47,14 @@ WHERE ($1::text IS NULL OR org = $1) AND ($2::text IS NULL OR play = $2) AND ($3
 ORDER BY number DESC LIMIT $4
 
 -- name: take_run
--- The lease goes to $2 for $3 seconds under the next term; the body sees every change up to now.
+-- The lease goes to $2 for $3 seconds under the next term; the body sees every change up to now. While it runs nobody is waited for, unless the run
+-- is halted as a whole: what it waited for a person ends here, and puts off the end of its wall time.
 UPDATE runs SET term = term + 1, lease_id = $2, lease_until = clock_timestamp() + make_interval(secs => $3), state = 'running', waiting_for = NULL,
-       advance_wanted = false, advances = 0, changed_at = now()
+       advance_wanted = false, advances = 0, changed_at = now(),
+       halted_seconds = CASE WHEN halted_at IS NULL OR halt_reason IS NOT NULL THEN halted_seconds
+           ELSE halted_seconds + extract(epoch FROM clock_timestamp() - halted_at)::float8 END,
+       deadline = CASE WHEN halted_at IS NULL OR halt_reason IS NOT NULL THEN deadline ELSE deadline + (clock_timestamp() - halted_at) END,
+       halted_at = CASE WHEN halt_reason IS NOT NULL THEN halted_at END
 WHERE run_id = $1 RETURNING term
 
 -- name: renew_run

@@ -6,7 +6,9 @@ import importlib.resources
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
+from datetime import timedelta
 
+import asyncpg
 import pytest
 
 from rowmill.runtime.db import Database
@@ -65,6 +67,31 @@ async def test_a_run_starts_when_it_is_stored_not_when_its_transaction_began(dat
     assert others is not None
     assert run is not None
     assert run.created >= others["clock"]
+
+
+async def test_a_body_that_runs_waits_for_nobody_so_its_wall_time_passes(database: Database) -> None:
+    async def standing() -> asyncpg.Record:
+        row = await database.fetchrow("SELECT halted_seconds, deadline - created_at AS allowed, halted_at FROM runs WHERE run_id = 'taken'")
+        assert row is not None
+        return row
+
+    async with database.pool.acquire() as connection:
+        await runs.insert(connection, "taken", "taken", RunStart(play="p"), "a", [], None)
+        await runs.set_waiting(connection, "taken", "halted: budget")
+        await runs.decide(connection, "taken", 3600)
+        await connection.execute("UPDATE runs SET halted_at = halted_at - interval '100 seconds' WHERE run_id = 'taken'")
+        before = await standing()
+        await runs.take(connection, "taken", "lease", 10)
+        after = await standing()
+        assert after["halted_at"] is None
+        assert after["halted_seconds"] >= before["halted_seconds"] + 100
+        assert after["allowed"] >= before["allowed"] + timedelta(seconds=100), "what it waited for a person is not counted"
+        await connection.execute("UPDATE runs SET deadline = clock_timestamp() WHERE run_id = 'taken'")
+        assert await runs.is_out_of_time(connection, "taken")
+
+        await runs.halt(connection, "taken", "pause")
+        await runs.take(connection, "taken", "another", 10)
+        assert (await standing())["halted_at"] is not None, "its halt was not lifted"
 
 
 def test_every_statement_is_used() -> None:
