@@ -4,11 +4,13 @@
 
 PYTHON ?= /usr/bin/python3
 ARGS ?=
-# Three at a time: tests wait for servers most of their time. Those of one file share theirs, so they stay together.
-WORKERS ?= -n 3 --dist loadfile
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+
+# Whole systems, and tests that kill, cut and fill what they stand on, one after the other; the others wait for servers most of their time, and do so
+# three at a time.
+ALONE := tests/e2e tests/integration/faults tests/integration/poison tests/integration/dead_letters tests/integration/runtime
 
 .DEFAULT_GOAL := help
 .PHONY: help install packages demo test test-long check bench schemas lock clean
@@ -22,7 +24,12 @@ demo: install ## Run the example from a CSV to enriched rows, on servers of its 
 	cd examples/leads && ../../$(BIN)/rowmill dev up --install && ../../$(BIN)/python demo.py $(ARGS)
 
 test: install packages ## Run the tests (ARGS="tests/unit -k name" for some)
-	$(BIN)/pytest -m "not long" $(WORKERS) $(ARGS)
+ifeq ($(strip $(ARGS)),)
+	$(BIN)/pytest -m "not long" -n 3 --dist loadfile tests $(ALONE:%=--ignore=%)
+	$(BIN)/pytest -m "not long" $(ALONE)
+else
+	$(BIN)/pytest -m "not long" $(ARGS)
+endif
 
 test-long: install packages ## Run the tests at full size
 	$(BIN)/pytest -m long $(ARGS)
