@@ -109,7 +109,7 @@ class PrivatePostgres:
 
     def freeze(self) -> None:
         if (server := self._mark()) is not None:
-            processes.signal_tree(server, signal.SIGSTOP)
+            processes.freeze_tree(server)
 
     def resume(self) -> None:
         if (server := self._mark()) is not None:

@@ -20,6 +20,7 @@ from rowmill.errors import ServersUnavailable
 
 _PROC = Path("/proc")
 _POLL_SECONDS = 0.02
+_FREEZE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,14 @@ def signal_tree(root: ProcessMark, number: signal.Signals) -> None:
         send(member, number)
 
 
+def freeze_tree(root: ProcessMark) -> None:
+    """Make a server and its children stand still; returns once each of their threads does (one at work stops a moment after the signal)."""
+    members = tree(root)
+    for member in members:
+        send(member, signal.SIGSTOP)
+    wait_until(lambda: all(_stands_still(member.pid) for member in members), timeout=_FREEZE_SECONDS)
+
+
 def wait_until(condition: Callable[[], bool], *, timeout: float) -> bool:
     """Whether the condition came true within `timeout` seconds; looked at every 20 ms."""
     deadline = time.monotonic() + timeout
@@ -212,6 +221,15 @@ def plain_environment(extra: Mapping[str, str], *, path: Iterable[Path] = ()) ->
     """An environment for a server: nothing of the caller's own settings (PG…, RABBITMQ_…, LANG) leaks in."""
     folders = [str(folder) for folder in path] + ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
     return {"PATH": ":".join(folders), "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", **extra}
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether every thread of a process is stopped, or it has ended (proc(5): the state is field 3)."""
+    try:
+        stats = [(task / "stat").read_text() for task in (_PROC / str(pid) / "task").iterdir()]
+    except OSError:
+        return True
+    return all(text[text.rindex(")") + 2] in "TtZX" for text in stats)
 
 
 def _stat(pid: int) -> tuple[int, str] | None:

@@ -96,7 +96,7 @@ class PrivateRabbitMQ:
 
     def freeze(self) -> None:
         if (node := self._mark("node")) is not None:
-            processes.signal_tree(node, signal.SIGSTOP)
+            processes.freeze_tree(node)
 
     def resume(self) -> None:
         if (node := self._mark("node")) is not None:
