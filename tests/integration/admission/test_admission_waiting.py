@@ -175,7 +175,7 @@ async def test_a_resumed_run_goes_on_once_the_receipt_store_has_lifted_the_halt(
     shown = await neighbours.bus.ask(ResumeRun(run_id=run_id, budget=Decimal(5)), ADMISSION_ASKS, RunShown)
 
     assert shown.run is not None
-    assert shown.run.state != "waiting"
+    assert shown.run.waiting_for != "budget"
     halts = [(halt.action, halt.budget) for halt in neighbours.halts if halt.run_id == run_id]
     assert halts == [("halt", None), ("resume", Decimal(5))]
     await neighbours.until(lambda: neighbours.ended(run_id))
