@@ -10,7 +10,7 @@ INSTALLED := .venv/.installed
 
 # Whole systems, and tests that kill, cut and fill what they stand on, one after the other; the others wait for servers most of their time, and do so
 # three at a time.
-ALONE := tests/e2e tests/integration/faults tests/integration/poison tests/integration/dead_letters tests/integration/runtime
+ALONE := tests/e2e tests/integration/faults tests/integration/poison tests/integration/dead_letters
 
 .DEFAULT_GOAL := help
 .PHONY: help install packages demo test test-long check bench schemas lock clean

@@ -104,6 +104,7 @@ def bounded(system: Stage) -> Iterator[Stage]:
     control("clear_policy", *policy)
 
 
+@pytest.mark.long
 async def test_full_queues_drain_and_the_run_that_waits_behind_them_completes(bounded: Stage, client: Client, word: str) -> None:
     system = bounded
     warm = await client.start(system.play(), leads=leads(10, f"{word}-before"))

