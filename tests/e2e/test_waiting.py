@@ -1,9 +1,8 @@
-"""A provider is down, and rows wait for it: others are not held up, nobody holds the waiting ones, and they come back in order."""
+"""A provider is down, and rows wait for it: others are not held up, nobody holds the waiting ones, and they come back at its rate."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +86,7 @@ def most_within(times: list[float], seconds: float) -> int:
 @pytest.mark.servers
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("size", [Size(4, 100, 40, 50), pytest.param(Size(50, 2_000, 1_000, 400), marks=pytest.mark.long)], ids=["small", "full"])
-async def test_rows_wait_for_free_and_come_back_in_order(servers: ServerSet, broker_url: str, database_url: str, tmp_path: Path, size: Size) -> None:
+async def test_rows_wait_for_free_and_come_back_without_a_burst(servers: ServerSet, broker_url: str, database_url: str, tmp_path: Path, size: Size) -> None:
     away, there = NotingProvider(), NotingProvider()
     settings = {
         "ROWMILL_PROVIDERS__AWAY__BASE_URL": away.url,
@@ -129,11 +128,4 @@ async def test_rows_wait_for_free_and_come_back_in_order(servers: ServerSet, bro
     names = [name for _, name in away.arrivals]
     assert len(names) == len(set(names)) == size.runs * size.rows, "each was asked for once"
     assert most_within([time for time, _ in away.arrivals], 1.0 - TOLERANCE) <= size.rate, "no burst when it is back"
-    of_run: dict[str, list[int]] = defaultdict(list)
-    for name in names:
-        run, _, row = name.partition(":")
-        of_run[run].append(int(row))
-    for run, order in of_run.items():
-        early = [row for row in order[: size.window] if row < size.window]
-        assert len(early) >= 0.6 * size.window, f"run {run}: most of those that had waited come before those admitted later: {order}"
     assert books.typical_waits <= 8 + lasted / LONGEST_WAIT, f"most rows were replayed {books.typical_waits} times in {lasted:.0f} s"
