@@ -86,7 +86,9 @@ def most_within(times: list[float], seconds: float) -> int:
 @pytest.mark.servers
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("size", [Size(4, 100, 40, 50), pytest.param(Size(50, 2_000, 1_000, 400), marks=pytest.mark.long)], ids=["small", "full"])
-async def test_rows_wait_for_free_and_come_back_without_a_burst(servers: ServerSet, broker_url: str, database_url: str, tmp_path: Path, size: Size) -> None:
+async def test_rows_wait_for_free_and_come_back_without_a_burst(
+    servers: ServerSet, broker_url: str, database_url: str, tmp_path: Path, size: Size
+) -> None:
     away, there = NotingProvider(), NotingProvider()
     settings = {
         "ROWMILL_PROVIDERS__AWAY__BASE_URL": away.url,
