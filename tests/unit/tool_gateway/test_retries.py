@@ -30,18 +30,23 @@ async def test_a_503_that_says_when_to_come_back_closes_the_lane_for_all(rig: Ri
     assert len(rig.port.requests) == 1
 
 
+async def asked_for(rig: Rig, find: Any, *, times: int) -> list[str]:
+    """How a run's call ends each time that it comes back, at once instead of when it is due."""
+    started = rig.clock.now()
+    outcomes = []
+    for _ in range(times):
+        [outcome] = await rig.ask([rig.item(find, {"domain": "a.example"})], started_at=started)
+        outcomes.append(outcome.outcome)
+        for lane, *_rest in rig.engine.dispatcher._places.values():
+            lane.closed_until = float("-inf")
+    return outcomes
+
+
 async def test_tries_are_counted_over_all_waits_elsewhere(rig: Rig) -> None:
     """A provider that always says "come back in 9 s" was once asked, and maybe paid, for an hour: each return began to count anew."""
     find = find_tool()
     rig.port.script = answering({}, status=503, Retry_After="9")
-    started = rig.clock.now()
-    outcomes = []
-    for _ in range(5):
-        [outcome] = await rig.ask([rig.item(find, {"domain": "a.example"})], started_at=started)
-        outcomes.append(outcome.outcome)
-        for lane, *_rest in rig.engine.dispatcher._places.values():
-            lane.closed_until = float("-inf")  # as if the time had passed
-    assert outcomes == ["deferred"] * 4 + ["failed"]
+    assert await asked_for(rig, find, times=5) == ["deferred"] * 4 + ["failed"]
     assert len(rig.port.requests) == 5
     [again] = await rig.ask([rig.item(find, {"domain": "a.example"})], run="run-2")
     assert again.outcome == "deferred", "another run tries for itself"
@@ -52,14 +57,7 @@ async def test_a_provider_that_sends_the_call_away_in_between_does_not_begin_its
     find = find_tool()
     broken, busy = answering({}, status=503, Retry_After="9"), answering({}, status=429, Retry_After="9")
     rig.port.script = in_turn(*[broken, busy] * 4, broken)
-    started = rig.clock.now()
-    outcomes = []
-    for _ in range(9):
-        [outcome] = await rig.ask([rig.item(find, {"domain": "a.example"})], started_at=started)
-        outcomes.append(outcome.outcome)
-        for lane, *_rest in rig.engine.dispatcher._places.values():
-            lane.closed_until = float("-inf")  # as if the time had passed
-    assert outcomes == ["deferred"] * 8 + ["failed"]
+    assert await asked_for(rig, find, times=9) == ["deferred"] * 8 + ["failed"]
 
 
 async def test_a_call_has_its_whole_timeout_from_dispatch_however_long_it_waited_for_its_turn(rig: Rig) -> None:
