@@ -33,7 +33,7 @@ async def test_a_503_that_says_when_to_come_back_closes_the_lane_for_all(rig: Ri
 async def asked_for(rig: Rig, find: Any, *, times: int) -> list[str]:
     """How a run's call ends each time that it comes back, at once instead of when it is due."""
     started = rig.clock.now()
-    outcomes = []
+    outcomes: list[str] = []
     for _ in range(times):
         [outcome] = await rig.ask([rig.item(find, {"domain": "a.example"})], started_at=started)
         outcomes.append(outcome.outcome)
