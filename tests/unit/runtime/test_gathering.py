@@ -76,3 +76,28 @@ async def test_what_comes_while_flushes_are_under_way_goes_together_and_waits_fo
     assert pages == [[1], [2], [3, 4]]
     released.set()
     await gatherer.drain()
+
+
+async def test_a_full_page_goes_while_others_hang_without_its_timer() -> None:
+    """Both where it fills up, and where it was full before a flush might begin."""
+    pages: list[list[int]] = []
+    released = asyncio.Event()
+
+    async def flush(page: list[int]) -> None:
+        pages.append(page)
+        await released.wait()
+
+    gatherer = Gatherer(flush, max_items=2, max_age=3600, max_flushes=3)
+    async with asyncio.timeout(10):
+        for item in range(6):
+            gatherer.add(item)
+        while len(pages) < 3:
+            await asyncio.sleep(0)
+        gatherer.add(6)
+        gatherer.add(7)
+        await asyncio.sleep(0)
+        assert len(pages) == 3, "no more flushes at once than allowed"
+        released.set()
+        while len(pages) < 4:
+            await asyncio.sleep(0)
+    assert pages == [[0, 1], [2, 3], [4, 5], [6, 7]]
