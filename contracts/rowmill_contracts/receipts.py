@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from rowmill_contracts.budgets import Limits
 from rowmill_contracts.envelope import NULL, Message, message
-from rowmill_contracts.runs import Limits
 from rowmill_contracts.tools import Effect, ToolFailure
 
 MAX_ITEMS = 1000

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from rowmill_contracts.budgets import Limits
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.envelope import NULL, Message, message
 
@@ -19,37 +20,6 @@ Identity = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 RunState = Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
 Force = Literal["tools", "failed", "steps", "all"]
 Mode = Literal["all", "net_new"]
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a run may spend at most, of each kind (None: as much as it likes). A kind that is not known is refused: it would limit nothing.
-
-    ``calls``: requests made for it for the first time. ``retries``: requests made again for the same call. ``wall_time``: seconds from its
-    start, those not counted in which it waits for a person (paused, a spent budget, an unpaid provider).
-    """
-
-    money: Decimal | None = None
-    calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    retries: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    wall_time: Annotated[float, msgspec.Meta(ge=0)] | None = None
-
-
-Budget = Decimal | Limits | None
-"""A budget as options carry it: money alone, or limits by kind."""
-
-
-def limits_of(budget: Budget) -> Limits:
-    """The limits that a budget says, whichever way it is written."""
-    if budget is None:
-        return Limits()
-    return budget if isinstance(budget, Limits) else Limits(money=budget)
-
-
-def budget_of(limits: Limits) -> Budget:
-    """The shortest way to write limits: money alone as an amount, which every version understands."""
-    if limits == Limits():
-        return None
-    return limits.money if limits == Limits(money=limits.money) else limits
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,8 +14,8 @@ from rowmill.runtime.deliveries import Rejected
 from rowmill_admission.owed import Owed
 from rowmill_admission.runs import Run
 from rowmill_admission.store import runs as run_store
+from rowmill_contracts.budgets import Budget, Limits, budget_of, limits_of
 from rowmill_contracts.receipts import HaltRun
-from rowmill_contracts.runs import Budget, Limits, budget_of, limits_of
 from rowmill_contracts.topology import RECEIPTS_SETTLE
 
 KINDS = Limits.__struct_fields__

@@ -25,8 +25,9 @@ from rowmill_admission.settings import AdmissionSettings
 from rowmill_admission.store import owed
 from rowmill_admission.store import runs as run_store
 from rowmill_admission.store import waits as wait_store
+from rowmill_contracts.budgets import limits_of
 from rowmill_contracts.events import Control
-from rowmill_contracts.runs import GetRun, PauseRun, ResumeRun, RunShown, limits_of
+from rowmill_contracts.runs import GetRun, PauseRun, ResumeRun, RunShown
 from rowmill_contracts.topology import CONTROL
 
 PAUSE: Final = "pause"

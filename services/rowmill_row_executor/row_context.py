@@ -14,8 +14,8 @@ from rowmill.errors import UsageError
 from rowmill.runtime.clock import Clock
 from rowmill.steps import WATERFALL_MAX_WAIT
 from rowmill.tool_results import ToolResult
-from rowmill_contracts.runs import Budget as BudgetOption
-from rowmill_contracts.runs import limits_of
+from rowmill_contracts.budgets import Budget as BudgetOption
+from rowmill_contracts.budgets import limits_of
 from rowmill_contracts.tools import CallOutcome
 from rowmill_row_executor.cells import CellMeta
 from rowmill_row_executor.endings import Parked

@@ -8,8 +8,8 @@ from typing import Any
 
 from rowmill.durations import seconds
 from rowmill.errors import DefinitionError, UsageError
-from rowmill_contracts.runs import Limits
-from rowmill_contracts.runs import budget_of as shortest
+from rowmill_contracts.budgets import Limits
+from rowmill_contracts.budgets import budget_of as shortest
 
 BudgetLike = Decimal | int | str | Mapping[str, Any] | Limits
 """Money (``Decimal("5.00")``), or limits: ``{"money": "5.00", "calls": 1000, "retries": 50, "wall_time": "1h"}``."""

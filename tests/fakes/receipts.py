@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from rowmill_contracts.budgets import Limits, limits_of
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.receipts import (
     Claim,
@@ -42,7 +43,6 @@ from rowmill_contracts.receipts import (
     ShardsLeased,
     StoreAnswer,
 )
-from rowmill_contracts.runs import Limits, limits_of
 from rowmill_contracts.tools import ToolFailure
 
 OUTPUT_LIMIT = 8 * 1024 * 1024

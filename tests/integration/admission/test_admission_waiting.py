@@ -10,8 +10,9 @@ from decimal import Decimal
 import pytest
 from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, rows, settled
 
+from rowmill_contracts.budgets import Limits
 from rowmill_contracts.rows import RowTasks, SettledRow
-from rowmill_contracts.runs import Limits, ParkedRow, PauseRun, ProviderServes, ResumeRun, RowsParked, RunOptions, RunShown, RunStop
+from rowmill_contracts.runs import ParkedRow, PauseRun, ProviderServes, ResumeRun, RowsParked, RunOptions, RunShown, RunStop
 from rowmill_contracts.topology import ADMISSION_ASKS, ADMISSION_PARKED, RUNS_STOP
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("admission")]

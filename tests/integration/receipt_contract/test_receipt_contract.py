@@ -15,6 +15,7 @@ from tests.fakes.receipts import MemoryReceipts
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
 from rowmill.runtime.settings import ServiceSettings
+from rowmill_contracts.budgets import Limits
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.receipts import (
     Claim,
@@ -44,7 +45,6 @@ from rowmill_contracts.receipts import (
     ShardsLeased,
     StoreAnswer,
 )
-from rowmill_contracts.runs import Limits
 from rowmill_contracts.tools import ToolFailure
 from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
 from rowmill_receipt_store.app import App

@@ -11,8 +11,8 @@ from typing import Any
 
 import asyncpg
 
+from rowmill_contracts.budgets import Limits, limits_of
 from rowmill_contracts.receipts import HaltRun
-from rowmill_contracts.runs import Limits, limits_of
 
 QUEUED, RUNNING, SHARD = 10.0, 60.0, 6.0
 NOTHING = (Decimal(0), 0, 0)

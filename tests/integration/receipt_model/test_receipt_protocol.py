@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from rowmill.runtime.db import Database
+from rowmill_contracts.budgets import Limits
 from rowmill_contracts.receipts import Claim, ClaimReceipts, HaltRun, LeaseShard, ReplayReceipt, SettleReceipt
-from rowmill_contracts.runs import Limits
 from rowmill_contracts.tools import ToolFailure
 from rowmill_receipt_store.leases import Found, Wanted
 from rowmill_receipt_store.operating import Operating

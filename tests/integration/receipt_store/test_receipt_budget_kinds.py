@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rowmill_contracts.runs import Limits
+from rowmill_contracts.budgets import Limits
 from rowmill_receipt_store.store import Store
 
 from .conftest import QUEUED, RUNNING, Books, Caller, new_key, new_keys

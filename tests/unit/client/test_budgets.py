@@ -10,7 +10,8 @@ import pytest
 
 from rowmill.budgets import budget_of, budget_typed
 from rowmill.errors import UsageError
-from rowmill_contracts.runs import Limits, RunOptions, RunStart, limits_of
+from rowmill_contracts.budgets import Limits, limits_of
+from rowmill_contracts.runs import RunOptions, RunStart
 
 
 @pytest.mark.parametrize(
