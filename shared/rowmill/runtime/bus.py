@@ -1,29 +1,30 @@
 """The bus: publish until confirmed, ask and be answered, consume with acknowledgement after the handler's work is stored.
 
-Owns reconnecting, acknowledging, retrying in place, dead-lettering and trace context, so that handlers hold none of it. Knows nothing of what the
-messages mean. What it guarantees: `publish` returns only after the broker's confirm (and publishes again under the same message id while the outcome
-is unknown); a message is acknowledged only after its handler returned; a handler may see any message again, also while it still works on it.
+Owns asking, acknowledging, retrying in place, dead-lettering and trace context, so that handlers hold none of it; sessions with the broker are
+made by `rowmill.runtime.sessions`. Knows nothing of what the messages mean. What it guarantees: `publish` returns only after the broker's confirm
+(and publishes again under the same message id while the outcome is unknown); a message is acknowledged only after its handler returned; a handler
+may see any message again, also while it still works on it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Final, Self
 
 import structlog
 from aio_pika.abc import AbstractIncomingMessage
 
 from rowmill.errors import AskDied, AskTimeout, MalformedMessage, RowmillError, UnavailableError
-from rowmill.runtime import metrics
 from rowmill.runtime.asking import Ask, Asks, ReplyT
-from rowmill.runtime.clock import Clock, SystemClock, backoff, new_id
+from rowmill.runtime.clock import Clock, SystemClock, new_id
 from rowmill.runtime.deliveries import Delivery, traceparent
 from rowmill.runtime.envelopes import envelope_of
 from rowmill.runtime.handling import Handler, Handling, Undecodable
-from rowmill.runtime.publishing import DELETION_SECONDS, Publisher
+from rowmill.runtime.publishing import Publisher
 from rowmill.runtime.session import Session, Subscription
+from rowmill.runtime.sessions import Sessions
 from rowmill.runtime.settings import ServiceSettings
 from rowmill.runtime.suspects import Suspects
 from rowmill.runtime.transport import TRANSPORT_ERRORS, redacted
@@ -32,9 +33,6 @@ from rowmill_contracts.envelope import Message, UndecodableMessage, decode, enco
 from rowmill_contracts.topology import EXCHANGE, WORK_QUEUES
 
 log = structlog.get_logger()
-
-SETTLED_SECONDS: Final = 5.0
-"""A session that lasts less counts as a failure: the next one is not tried at once."""
 
 REPLY_QUEUE_EXPIRES_MS: Final = 120_000
 
@@ -53,20 +51,14 @@ class Bus:
         self.reply_to = f"replies.{service}.{self.process_id}"
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._session: Session | None = None
-        self._session_up = asyncio.Event()
-        self._subscriptions: dict[str, Subscription] = {}
+        self._sessions = Sessions(settings, self._clock, service=service, prepare=self._hear_replies, began=self._session_began)
         self._asks = Asks()
         self._reconnected: list[Callable[[], None]] = []
         self._handling: set[asyncio.Task[Any]] = set()
-        self._runner: asyncio.Task[None] | None = None
-        self._background: set[asyncio.Task[Any]] = set()
-        self._closing = False
+        self._asking_again: set[asyncio.Task[None]] = set()
         self._handling_of = Handling(self, self._clock)
         self._suspects = Suspects(self, self._handling_of, alone=settings.suspect_alone, poll=settings.suspect_poll)
-        self._publisher = Publisher(self._live, settings.time_scale, self._clock, service)
-        self._up = metrics.SESSION_UP.labels(service)
-        self._blocked = metrics.BLOCKED.labels(service)
+        self._publisher = Publisher(self._sessions.live, settings.time_scale, self._clock, service)
 
     # ---- life -------------------------------------------------------------------------------------------------------------------------
 
@@ -84,140 +76,60 @@ class Bus:
             UnavailableError: no broker answered within ``wait``.
 
         """
-        self._runner = asyncio.create_task(self._run(), name="bus")
+        self._sessions.start()
         self._suspects.start()
         try:
             async with asyncio.timeout(wait):
-                await self._session_up.wait()
+                await self._sessions.live()
         except TimeoutError as error:
             await self.stop()
             raise UnavailableError(f"no broker answered at {redacted(self._settings.broker_url)} within {wait} s") from error
 
     async def stop(self) -> None:
         """Stop consuming, let handlers finish (to ``drain_timeout``), close. What was not finished is delivered again to others."""
-        self._closing = True
-        session = self._session
-        if session is not None and not session.ended.is_set():
-            with contextlib.suppress(*TRANSPORT_ERRORS):
-                await asyncio.gather(*(session.cancel(queue) for queue in list(self._subscriptions)))
+        self._sessions.begin_end()
+        if self.connected:
+            await self._sessions.detach()
             leaving = asyncio.create_task(self._suspects.stop(self._settings.drain_timeout))
             if self._handling:
                 await asyncio.wait(set(self._handling), timeout=self._settings.drain_timeout)
             await leaving
         else:
             await self._suspects.stop(0.0)
-        for task in self._handling:
+        for task in self._handling | self._asking_again:
             task.cancel()
-        if session is not None:
-            session.end("closed by us")  # ends the watch also where the library swallows the cancellation (`asyncio.wait_for` before 3.12)
-        if self._runner is not None:
-            self._runner.cancel()
-            await asyncio.gather(self._runner, return_exceptions=True)
-        if session is not None:
-            await session.close()
-        if self._background:
-            await asyncio.wait(set(self._background), timeout=5.0)
-        self._session = None
-        self._session_up.clear()
+        await self._sessions.close()
 
     @property
     def connected(self) -> bool:
         """There is a session, as far as is known."""
-        return self._session is not None and self._session_up.is_set() and not self._session.ended.is_set()
+        return self._sessions.current is not None
 
     @property
     def ready(self) -> bool:
         """A session is up, with every consumer attached, and the broker takes what we publish."""
-        return self.connected and self._session is not None and not self._session.blocked
+        session = self._sessions.current
+        return session is not None and not session.blocked
 
-    async def _run(self) -> None:
-        failures = 0
-        while not self._closing:
+    async def live_session(self) -> Session:
+        """The session that is up, as soon as one is."""
+        return await self._sessions.live()
+
+    async def _hear_replies(self, session: Session) -> None:
+        await session.consume_replies(self.reply_to, REPLY_QUEUE_EXPIRES_MS, self._received_reply)
+
+    def _session_began(self) -> None:
+        """With a new session the reply queue is new too: what was answered into the old one is lost, and asked for again."""
+        for ask in self._asks.unanswered():
+            task = asyncio.create_task(self._publish_ask(ask))
+            self._asking_again.add(task)
+            task.add_done_callback(self._asking_again.discard)
+        self._suspects.look_now()
+        for callback in self._reconnected:
             try:
-                session = await self._new_session()
-            except Exception as error:  # nothing may end this loop: the process would stay up, deaf and mute
-                failures += 1
-                expected = isinstance(error, TRANSPORT_ERRORS)
-                log.warning(
-                    "broker_unreachable",
-                    broker=redacted(self._settings.broker_url),
-                    error=str(error) or repr(error),
-                    failures=failures,
-                    exc_info=None if expected else error,
-                )
-                await self._clock.sleep(backoff(failures, first=0.2, limit=2.0))
-                continue
-            started = self._clock.monotonic()
-            self._session = session
-            self._session_up.set()
-            self._up.set(1)
-            metrics.SESSIONS.labels(self.service).inc()
-            self._ask_again()
-            self._suspects.look_now()
-            for callback in self._reconnected:
-                try:
-                    callback()
-                except Exception:
-                    log.exception("reconnect_callback_failed")
-            try:
-                await self._watch(session)
-            finally:
-                self._session_up.clear()
-                self._session = None
-                self._up.set(0)
-                self._blocked.set(0)
-                self._spawn(session.close())
-            if not self._closing:
-                log.warning("broker_session_lost", error=str(session.reason))
-                failures = failures + 1 if self._clock.monotonic() - started < SETTLED_SECONDS else 0
-                pause = DELETION_SECONDS if session.cancelled else 0.0
-                await self._clock.sleep(max(pause, backoff(failures, first=0.1, limit=5.0) if failures else 0.0))
-
-    async def _new_session(self) -> Session:
-        """A session with everything attached that is subscribed by then."""
-        session = await Session.open(
-            self._settings.broker_url,
-            name=f"rowmill {self.service}",
-            heartbeat=self._settings.heartbeat_seconds,
-            delay_scale=self._settings.time_scale,
-            clock=self._clock,
-        )
-        try:
-            await session.consume_replies(self.reply_to, REPLY_QUEUE_EXPIRES_MS, self._received_reply)
-            while missing := [subscription for queue, subscription in self._subscriptions.items() if queue not in session.attached]:
-                for subscription in missing:
-                    await session.consume(subscription)
-            for queue in session.attached - self._subscriptions.keys() - {self.reply_to}:
-                await session.cancel(queue)
-        except BaseException:
-            self._spawn(session.close())
-            raise
-        return session
-
-    async def _watch(self, session: Session) -> None:
-        """Return when the session has ended; look meanwhile whether it still does what it is for, and end it if not."""
-        while not session.ended.is_set():
-            try:
-                async with asyncio.timeout(self._settings.watch_interval):
-                    await session.ended.wait()
-            except TimeoutError:
-                wrong = await session.look()
-                self._blocked.set(int(session.blocked))
-                if wrong is not None:
-                    session.end(wrong)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    async def _live(self) -> Session:
-        while True:
-            await self._session_up.wait()
-            session = self._session
-            if session is not None and not session.ended.is_set():
-                return session
-            await asyncio.sleep(0.01)
+                callback()
+            except Exception:
+                log.exception("reconnect_callback_failed")
 
     # ---- publishing -------------------------------------------------------------------------------------------------------------------
 
@@ -299,11 +211,6 @@ class Bus:
     async def _publish_ask(self, ask: Ask) -> None:
         await self.publish_body(ask.body, ask.message_type, ask.key, correlation_id=ask.request_id, reply_to=self.reply_to, message_id=ask.request_id)
 
-    def _ask_again(self) -> None:
-        """With a new session the reply queue is new too: what was answered into the old one is lost."""
-        for ask in self._asks.unanswered():
-            self._spawn(self._publish_ask(ask))
-
     async def reply(self, delivery: Delivery, message: Message) -> None:
         """Answer a request. Unconfirmed: who misses the answer asks again. Without ``reply_to`` nobody wants one."""
         if delivery.reply_to:
@@ -311,7 +218,7 @@ class Bus:
 
     async def send_reply(self, reply_to: str, message: Message, *, correlation_id: str = "") -> None:
         """Send to a reply queue that was named earlier (answers in parts). Lost without an error while the broker is away."""
-        session = self._session
+        session = self._sessions.current
         if session is None:
             log.info("reply_dropped", reply_to=reply_to, message_type=message.message_type)
             return
@@ -355,23 +262,18 @@ class Bus:
                 await incoming.ack()
 
         name = f"listen.{self.service}.{new_id()}"
-        await self._subscribe(Subscription(name, on_message, 500, tuple((exchange, key) for key in keys)))
-
-    async def live_session(self) -> Session:
-        """The session that is up, as soon as one is."""
-        return await self._live()
+        await self._sessions.subscribe(Subscription(name, on_message, 500, tuple((exchange, key) for key in keys)))
 
     async def declare(self) -> None:
         """Declare what is missing at the broker."""
-        await (await self._live()).declare(self._settings.time_scale)
+        await (await self._sessions.live()).declare(self._settings.time_scale)
 
     def look_for_suspects(self) -> None:
         self._suspects.look_now()
 
     async def depths(self, queues: list[str]) -> dict[str, tuple[int, int]]:
         """(messages ready, consumers) of each queue, now."""
-        session = await self._live()
-        return await session.depths(queues)
+        return await (await self._sessions.live()).depths(queues)
 
     async def consume(
         self,
@@ -400,25 +302,11 @@ class Bus:
                 task.add_done_callback(self._handling.discard)
             await self._handling_of.handle(session, queue, handler, incoming, undecodable)
 
-        await self._subscribe(Subscription(queue, on_message, prefetch))
+        await self._sessions.subscribe(Subscription(queue, on_message, prefetch))
         if queue in WORK_NAMES:
             self._suspects.serve(queue, handler, undecodable, may_take_suspects)
 
-    async def _subscribe(self, subscription: Subscription) -> None:
-        self._subscriptions[subscription.queue] = subscription
-        session = self._session
-        if session is not None and not session.ended.is_set():
-            try:
-                await session.consume(subscription)
-            except Exception as error:  # whatever a dying connection makes of it: a service that is about to start must not end of it
-                expected = isinstance(error, TRANSPORT_ERRORS)
-                log.warning("consume_postponed", queue=subscription.queue, error=repr(error), exc_info=None if expected else error)
-                session.end(error)  # the next session attaches every subscription
-
     async def stop_consuming(self, queue: str) -> None:
         """Detach from one queue; what was delivered is still handled."""
-        self._subscriptions.pop(queue, None)
         self._suspects.leave(queue)
-        if self._session is not None:
-            with contextlib.suppress(*TRANSPORT_ERRORS):
-                await self._session.cancel(queue)
+        await self._sessions.unsubscribe(queue)

@@ -72,7 +72,7 @@ class Desk:
 
     def empty(self) -> None:
         async def purge(bus: Bus) -> None:
-            session = await bus._live()
+            session = await bus.live_session()
             channel = await session.connection.channel()
             for queue in WORK_QUEUES:
                 for name in (queue.name, dead(queue.name)):
@@ -84,7 +84,7 @@ class Desk:
         """What lies in a queue, taken from it: (message id, body, headers), in order."""
 
         async def take(bus: Bus) -> list[tuple[str | None, bytes, dict[str, Any]]]:
-            session = await bus._live()
+            session = await bus.live_session()
             lying = await (await session.connection.channel()).get_queue(queue, ensure=False)
             found = []
             while (message := await lying.get(fail=False)) is not None:

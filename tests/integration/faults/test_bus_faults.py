@@ -15,8 +15,8 @@ import pytest
 from tests.integration.faults.proxy import FaultProxy
 
 from rowmill.dev.private import PrivateServers
-from rowmill.runtime import bus as bus_module
 from rowmill.runtime import session as session_module
+from rowmill.runtime import sessions
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery
 from rowmill.runtime.settings import ServiceSettings
@@ -129,7 +129,7 @@ async def test_a_channel_closed_by_the_broker_loses_no_message_and_repeats_the_o
         async with asyncio.timeout(BOUND):
             while not seen:
                 await asyncio.sleep(0.02)
-            session = bus._session
+            session = bus._sessions.current
             assert session is not None
             attached = session._attached[topology.EXECUTOR_KEYS]
             underlay = await attached.channel.get_underlay_channel()
@@ -147,7 +147,7 @@ async def test_a_channel_closed_by_the_broker_loses_no_message_and_repeats_the_o
 
 async def test_a_consumer_that_the_broker_forgot_is_noticed(broker_url: str) -> None:
     async with echoing(broker_url) as echo:
-        session = echo.bus._session
+        session = echo.bus._sessions.current
         assert session is not None
         attached = session._attached[QUEUE]
         underlay = await attached.channel.get_underlay_channel()
@@ -192,7 +192,7 @@ async def test_a_bus_goes_on_after_its_connection_was(own_servers: PrivateServer
 
 async def test_a_blocked_connection_waits_and_goes_on(own_servers: PrivateServers) -> None:
     async with echoing(own_servers.broker.url) as echo:
-        session = echo.bus._session
+        session = echo.bus._sessions.current
         await asyncio.to_thread(own_servers.broker.control, "set_vm_memory_high_watermark", "0.00001")
         try:
             publishing = [asyncio.create_task(echo.bus.publish(AdvanceRun(run_id=f"blocked {number}"), QUEUE)) for number in range(20)]
@@ -202,7 +202,7 @@ async def test_a_blocked_connection_waits_and_goes_on(own_servers: PrivateServer
         async with asyncio.timeout(BOUND):
             await asyncio.gather(*publishing)
         await echo.works("afterwards")
-        assert echo.bus._session is session, "an alarm is no reason for a new session"
+        assert echo.bus._sessions.current is session, "an alarm is no reason for a new session"
 
 
 async def test_a_broker_that_is_away_at_first_is_found_later(own_servers: PrivateServers) -> None:
@@ -253,10 +253,10 @@ async def test_stopping_lets_what_is_in_hand_finish_and_takes_nothing_more(broke
 
 async def test_nothing_of_former_sessions_is_kept(broker_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="aiormq")  # what pytest captures of its warnings keeps tracebacks, and with them connections
-    monkeypatch.setattr(bus_module, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(sessions, "SETTLED_SECONDS", 0.0)
     async with echoing(broker_url) as echo:
         for number in range(10):
-            session = echo.bus._session
+            session = echo.bus._sessions.current
             assert session is not None
             session.connection.abort()
             await session.ended.wait()

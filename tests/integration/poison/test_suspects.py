@@ -73,8 +73,8 @@ class Mortal:
                 await asyncio.sleep(0.01)
             if died.is_set():
                 self.deaths += 1
-                bus._closing = True
-                session = bus._session
+                bus._sessions.begin_end()
+                session = bus._sessions.current
                 assert session is not None
                 session.connection.abort()
                 await session.ended.wait()

@@ -226,7 +226,7 @@ async def test_a_lost_connection_in_the_middle_of_a_page_loses_and_doubles_nothi
     neighbours.answer = lambda item: None
     await neighbours.send_rows(run_id, "people", [{"domain": f"d{i}"} for i in range(200)])
     await neighbours.until(lambda: len(neighbours.asked) == 200)
-    await executor._bus._session.connection.close()
+    await executor._bus._sessions.current.connection.close()
     neighbours.answer = found
     await neighbours.until(lambda: len(neighbours.rows(run_id, "people")) == 200)
     await neighbours.until(lambda: executor.ready)
