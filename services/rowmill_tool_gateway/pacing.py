@@ -23,6 +23,10 @@ CATCH_UP = 0.05
 """Seconds of lateness (timers, a busy loop) that later sends make up for; without it each late timer would cost a part of the rate. Who is later than
 that was idle, and has nothing to make up for.
 """
+SLACK = 0.02
+"""Seconds by which the even pace takes longer than the window for all its requests (a hundredth of the window at most). A send that a timer or a busy
+loop makes late moves the one a whole window after it; at exactly the rate nothing would ever bring them back, and each window would begin later.
+"""
 REPORTED = 50
 """Entries of a report at most. More sends than that are reported by groups, each as late as its last one."""
 
@@ -48,7 +52,7 @@ class Pace:
         """Whether what others may have sent in the present window was told."""
         self.share = 1.0
         """How much of the rate is used, where the provider bears no more."""
-        self._interval = rate.window_seconds / rate.requests
+        self._interval = (rate.window_seconds + min(SLACK, rate.window_seconds / 100)) / rate.requests
         self._burst = burst
         self._tolerance = (burst - 1) * self._interval
         self._due = float("-inf")

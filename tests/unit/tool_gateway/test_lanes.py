@@ -72,8 +72,8 @@ def test_short_lateness_is_made_up_for_and_idleness_is_not() -> None:
     pace = Pace(Rate(200, 1.0))
     pace.begin(0.0)
     taken = 0
-    while pace.due_at() <= 0.04:  # a busy loop came late
-        pace.begin(0.04)
+    while pace.due_at() <= 0.041:  # a busy loop came late
+        pace.begin(0.041)
         taken += 1
     assert taken == 8
     taken = 0
@@ -81,6 +81,20 @@ def test_short_lateness_is_made_up_for_and_idleness_is_not() -> None:
         pace.begin(10.0)
         taken += 1
     assert taken == 1, "no burst after a pause"
+
+
+def test_sends_that_timers_make_late_do_not_make_each_window_begin_later() -> None:
+    pace = Pace(Rate(200, 1.0))
+    lateness = random.Random(4)
+    writes: list[float] = []
+    now = 0.0
+    while now < 20.0:
+        now = max(now, pace.due_at()) + lateness.choice([0.0, 0.0, 0.001, 0.004])
+        pace.begin(now)
+        pace.wrote(now)
+        writes.append(now)
+    assert all(later - earlier >= 1.0 for earlier, later in zip(writes, writes[200:], strict=False))
+    assert sum(10.0 <= at < 20.0 for at in writes) >= 0.98 * 2_000
 
 
 def test_a_lane_sends_within_its_concurrency() -> None:
