@@ -14,36 +14,18 @@ import httpx
 from httpx_aiohttp import AiohttpTransport
 
 from rowmill.providers import Provider, is_loopback
+from rowmill_tool_gateway.blocking_clients import blocking_client
 from rowmill_tool_gateway.bodies import Bounds, pieces_of, whole_body
 from rowmill_tool_gateway.credentials import Credentials, Redactor, SecretMisplaced
 from rowmill_tool_gateway.http_library import NEVER_OPENED, LibraryPort, writes_to_provider
 from rowmill_tool_gateway.http_parsing import unfolded_body
-from rowmill_tool_gateway.http_port import MaySend, may_send_here, not_sent
+from rowmill_tool_gateway.http_port import may_send_here, not_sent
+from rowmill_tool_gateway.rights import Right
 from rowmill_tool_gateway.routes import Routes
 
 _NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientSSLError)
 
-__all__ = ["NEVER_OPENED", "Clients", "Right"]
-
-
-class Right:
-    """The right to send of one call of a function, and what is seen of what it did. ``used``: one of its requests may have been sent. ``elsewhere``:
-    it may have done something of which nothing is seen. ``asking``: how many of its requests are under way. ``unopened``: what was raised for those
-    whose connection never opened.
-    """
-
-    def __init__(self, may_send: MaySend, *, elsewhere: bool) -> None:
-        self.used = False
-        self.elsewhere = elsewhere
-        self.asking = 0
-        self.unopened: list[Exception] = []
-        self._may_send = may_send
-
-    def __call__(self) -> bool:
-        if not self._may_send():
-            return False
-        self.used = True
-        return True
+__all__ = ["NEVER_OPENED", "Clients"]
 
 
 class Sessions(Protocol):
@@ -63,6 +45,7 @@ class Clients:
         self._library = library
         self._routes = routes or Routes()
         self._clients: dict[tuple[str, bool], httpx.AsyncClient] = {}
+        self._blocking: dict[httpx.AsyncClient, httpx.Client] = {}
 
     def client(self, provider: Provider, *, fresh: bool) -> httpx.AsyncClient:
         """Never follows redirects, has no timeout of its own (the call's counts), reads no proxy settings. Raises `DefinitionError`."""
@@ -78,6 +61,13 @@ class Clients:
             )
         return client
 
+    def blocking(self, client: httpx.AsyncClient) -> httpx.Client:
+        """``client`` for threads beside this loop, which carries out what they ask for."""
+        made = self._blocking.get(client)
+        if made is None:
+            made = self._blocking[client] = blocking_client(client)
+        return made
+
     def _transport(self, provider: str, *, fresh: bool) -> httpx.AsyncBaseTransport:
         if self._library is not None and self._routes.needs_library(provider):
             return _Asking(self._library.transport(provider, fresh=fresh))
@@ -87,6 +77,7 @@ class Clients:
     def forget(self) -> None:
         """Drop the clients; their connections belong to the ports, which are closed where they are kept."""
         self._clients.clear()
+        self._blocking.clear()
 
 
 class _ProviderAuth(httpx.Auth):

@@ -25,11 +25,12 @@ from rowmill.errors import DefinitionError, InputInvalid, SecretMissing, ToolErr
 from rowmill.tools import Tool, ToolCall
 from rowmill_tool_gateway.credentials import Credentials
 from rowmill_tool_gateway.failures import Observation
-from rowmill_tool_gateway.function_clients import NEVER_OPENED, Clients, Right
+from rowmill_tool_gateway.function_clients import NEVER_OPENED, Clients
 from rowmill_tool_gateway.http_parsing import BadResponse, ResponseTooLarge
 from rowmill_tool_gateway.http_port import MaySend, NoResponse, always, may_send_here, not_sent
 from rowmill_tool_gateway.http_tools import refuse_secrets, seen_answer
 from rowmill_tool_gateway.results import Ended, Result, output_of
+from rowmill_tool_gateway.rights import Right
 
 log = structlog.get_logger()
 
@@ -93,7 +94,8 @@ class FunctionCarrier:
             client = self._clients.client(tool.provider, fresh=fresh)
         except DefinitionError as error:  # of its TLS files
             return [Observation("misdefined", str(error))] * len(inputs)
-        call = ToolCall(http=client, keys=list(keys), deadline=self._monotonic() + timeout, secrets=secrets)
+        deadline = self._monotonic() + timeout
+        call = ToolCall(http=client, blocking_http=self._clients.blocking(client), keys=list(keys), deadline=deadline, secrets=secrets)
         right = Right(may_send, elsewhere=tool.blocking)
         asked = may_send_here.set(right)
         try:
@@ -105,6 +107,7 @@ class FunctionCarrier:
             return [self._observed(error, right)] * len(inputs)
         finally:
             may_send_here.reset(asked)
+            right.end()
         if tool.batch is None:
             return [self._ended(outputs, right)]
         if not isinstance(outputs, list | tuple) or len(outputs) != len(inputs):

@@ -82,11 +82,21 @@ class ToolSecrets(Protocol):
     def __getitem__(self, name: str) -> str: ...
 
 
+def _none_given() -> httpx.Client:
+    import httpx  # noqa: PLC0415 - only tests of blocking functions come here
+
+    def refuse(_: httpx.Request) -> httpx.Response:
+        raise DefinitionError("this ToolCall was made without a blocking_http; give it one to test a function that uses it")
+
+    return httpx.Client(transport=httpx.MockTransport(refuse))
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """What a tool function is given besides its inputs.
 
-    ``http``: a client with the provider's base URL, credential and headers. ``keys``: one idempotency key per input, stable over every
+    ``http``: a client with the provider's base URL, credential and headers; ``blocking_http``: the same for functions declared with
+    ``blocking=True``, which run in a thread. Neither sends anything once the call is over. ``keys``: one idempotency key per input, stable over every
     repetition of that call. ``deadline``: when the answer must be there, in seconds of ``time.monotonic()``. ``secrets``: by name.
     """
 
@@ -94,6 +104,7 @@ class ToolCall:
     keys: list[str]
     deadline: float
     secrets: ToolSecrets | Mapping[str, str] = field(default_factory=dict, repr=False)
+    blocking_http: httpx.Client = field(default_factory=_none_given, repr=False)
 
 
 class HttpTool(Generic[In, Out]):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 from tests.integration.tool_gateway.socket_server import Server, reset, saying
 
-from rowmill import Provider, ToolCall, registry
+from rowmill import Bearer, Provider, ToolCall, registry, secret
 from rowmill.runtime.author_threads import AuthorThreads
 from rowmill.tools import tool_of
 from rowmill_contracts.tools import Effect
@@ -22,7 +23,7 @@ from rowmill_tool_gateway.credentials import Credentials, Redactor
 from rowmill_tool_gateway.failures import Observation
 from rowmill_tool_gateway.function_clients import Clients
 from rowmill_tool_gateway.functions import FunctionCarrier
-from rowmill_tool_gateway.http_port import AiohttpPort
+from rowmill_tool_gateway.http_port import AiohttpPort, NoResponse
 from rowmill_tool_gateway.results import Ended, Result
 
 LIMIT = 2**20
@@ -47,9 +48,9 @@ async def server() -> AsyncIterator[Server]:
     await running.stop()
 
 
-async def carried(tool: Any, timeout: float = 5.0) -> Ended:
+async def carried(tool: Any, timeout: float = 5.0, environment: Mapping[str, str] = MappingProxyType({})) -> Ended:
     port = AiohttpPort(connect_timeout=5.0, body_stall=0.3, body_limit=LIMIT)
-    credentials = Credentials({}, Redactor())
+    credentials = Credentials(environment, Redactor())
     threads = AuthorThreads(2)
     carrier = FunctionCarrier(tool_of(tool), Clients(port, credentials), credentials, threads, result_limit=LIMIT)
     [ended] = await carrier.carry([b"{}"], ["k0"], timeout)
@@ -160,3 +161,85 @@ async def test_the_timeout_of_a_blocking_function_ends_its_call_and_not_its_thre
     assert not over.is_set()
     go_on.set()
     assert await asyncio.to_thread(over.wait, 10), "it goes on, and what it does then is done"
+
+
+async def test_a_blocking_function_sends_as_others_do(server: Server) -> None:
+    provider = Provider("crm", base_url=server.url, auth=Bearer(secret("CRM_KEY")), headers={"X-Account": "seven"})
+
+    @provider.tool("score", effect="read", blocking=True)
+    def score(given: Given, call: ToolCall) -> Any:
+        return call.blocking_http.post("/score", json={"domain": given.domain}).raise_for_status().json()
+
+    server.talk = saying(b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"score": 7}')
+    ended = await carried(score, environment={"CRM_KEY": "k3y"})
+    assert isinstance(ended, Result)
+    assert json.loads(ended.output)["raw"] == {"score": 7}
+    [asked] = server.requests
+    assert asked.startswith(b"POST /score HTTP/1.1\r\n")
+    for line in (b"authorization: bearer k3y", b"x-account: seven", b'{"domain":"a.example"}'):
+        assert line in asked.lower()
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n{", "bad_answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (LIMIT + 1), "too_large"),
+        (b"HTTP/1.1 429 X\r\nContent-Length: 2\r\n\r\n{}", "answered"),
+    ],
+    ids=["stalled", "too large", "429"],
+)
+async def test_what_a_blocking_function_meets_is_classed_alike(server: Server, answer: bytes, kind: str) -> None:
+    provider = Provider("crm", base_url=server.url)
+
+    @provider.tool("score", effect="read", blocking=True)
+    def score(given: Given, call: ToolCall) -> Any:
+        return call.blocking_http.post("/score").raise_for_status().json()
+
+    server.talk = saying(answer)
+    seen = await carried(score)
+    assert isinstance(seen, Observation)
+    assert seen.kind == kind
+
+
+async def test_a_blocking_function_whose_time_is_over_sends_no_more(server: Server) -> None:
+    """Its request is given up, and what its thread asks for afterwards is refused."""
+    provider = Provider("crm", base_url=server.url)
+    raised: list[Exception] = []
+    over = threading.Event()
+
+    @provider.tool("slow", effect="read", blocking=True)
+    def slow(given: Given, call: ToolCall) -> int:
+        for path in ("/slow", "/late"):
+            try:
+                call.blocking_http.post(path)
+            except Exception as error:
+                raised.append(error)
+        over.set()
+        return 1
+
+    async def says_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter, __: bytes) -> None:
+        await asyncio.to_thread(over.wait, 30)
+        reset(writer)
+
+    server.talk = says_nothing
+    seen = await carried(slow, timeout=0.2)
+    assert isinstance(seen, Observation)
+    assert (seen.kind, seen.code) == ("no_answer", "timeout")
+    assert await asyncio.to_thread(over.wait, 10)
+    assert [type(error) for error in raised] == [httpx.ReadTimeout, NoResponse]
+    assert [request.split()[1] for request in server.requests] == [b"/slow"]
+
+
+async def test_the_client_of_threads_refuses_the_loop(server: Server) -> None:
+    provider = Provider("crm", base_url=server.url)
+
+    @provider.tool("score", effect="read")
+    async def score(given: Given, call: ToolCall) -> Any:
+        return call.blocking_http.get("/score").json()
+
+    seen = await carried(score)
+    assert isinstance(seen, Observation)
+    assert seen.kind == "crashed"
+    assert "blocking=True" in seen.message
+    assert server.requests == []
