@@ -21,7 +21,8 @@ MAX_ITEMS = 1000
 class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``started_at``: the run's start, against which freshness is judged. ``fresh_for``: a completed output older than this many seconds at
     the run's start does not serve (None: for ever). ``reusable``: outputs from before the run's start may serve (``read`` tools).
-    ``cost``: reserved at most. ``caller``: who pays, ``<dataset>/<row key>``.
+    ``cost``: reserved at most. ``caller``: who pays, ``<dataset>/<row key>``. ``run_term``: of the body that asks; a newer one of its run takes the
+    lease over. ``counted`` false: no call of a budget of calls.
     """
 
     key: str
@@ -36,12 +37,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fresh_for: float | None = None
     cost: Decimal = Decimal(0)
     org: str = ""
+    run_term: int | None = None
+    counted: bool = True
 
 
 @message()
 class ClaimReceipts(Message, frozen=True, kw_only=True):
     """Claim keys for ``holder``. ``shard`` and ``term``: the right to spend; an older term is refused. ``confirm``: claim and confirm in one
-    request (for calls dispatched at once). ``only_cached``: answer what is stored, claim nothing.
+    request (for calls dispatched at once). ``only_cached``: answer what is stored, claim nothing. ``presence``: what the leases end with besides.
     """
 
     holder: str
@@ -50,6 +53,7 @@ class ClaimReceipts(Message, frozen=True, kw_only=True):
     term: int | None = None
     confirm: bool = False
     only_cached: bool = False
+    presence: str = ""
 
 
 ClaimState = Literal["granted", "completed", "failed", "held", "unknown", "halted", "over_budget", "refused", "absent"]
@@ -57,9 +61,9 @@ ClaimState = Literal["granted", "completed", "failed", "held", "unknown", "halte
 
 class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``granted``: the lease is the caller's (``dispatch`` > 0 where confirmed). ``completed``: ``output`` serves. ``failed``: failed in this run.
-    ``held``: another live lease; ask again after ``wait_ms``. ``unknown``: blocked until an operator decides. ``refused``: the shard's term is
-    over. ``absent``: nothing stored (``only_cached``). ``reason``: why the run is halted, or which budget does not pay for which receipt. ``run_id``
-    and ``caller``: who paid for the output; ``took_over``: an earlier dispatch may have had its effect (its lease expired while running).
+    ``held``: another live lease; ask again after ``wait_ms``. ``unknown``: blocked until an operator decides. ``refused``: the shard's term is over,
+    or the presence. ``absent``: nothing stored (``only_cached``). ``reason``: why the run is halted, or which budget does not pay for which receipt.
+    ``run_id`` and ``caller``: who paid for the output; ``took_over``: an earlier dispatch may have had its effect (its lease expired while running).
     """
 
     state: ClaimState
@@ -114,7 +118,10 @@ class Confirmed(Message, frozen=True, kw_only=True):
 
 @message()
 class Renew(Message, frozen=True, kw_only=True):
+    """``presence``: what the leases end with from now on; empty: as before."""
+
     leases: Annotated[list[LeaseRef], msgspec.Meta(max_length=MAX_ITEMS)]
+    presence: str = ""
 
 
 @message()

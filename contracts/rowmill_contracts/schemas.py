@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from rowmill_contracts import asks, events, receipts, rows, runs, tools
+from rowmill_contracts import asks, events, presences, receipts, rows, runs, tools
 from rowmill_contracts.envelope import MESSAGES
 
-MODULES = (runs, rows, tools, receipts, events, asks)
+MODULES = (runs, rows, tools, receipts, presences, events, asks)
 """Imported so that every message is registered."""
 
 FOLDER = Path(__file__).resolve().parent.parent / "schemas"

@@ -12,6 +12,7 @@ from rowmill_receipt_store.leasing import Leasing
 from rowmill_receipt_store.merging import Merger
 from rowmill_receipt_store.operating import Operating
 from rowmill_receipt_store.operator_store import OperatorStore
+from rowmill_receipt_store.presence_store import PresenceStore
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.settings import ReceiptStoreSettings
 from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Store
@@ -33,6 +34,7 @@ class App:
         settings = self._settings
         self._database = await Database.connect(settings.database_url, schema=SCHEMA, size=settings.statements + 1, server_settings=SERVER_SETTINGS)
         await self._database.migrate("rowmill_receipt_store")
+        presences = PresenceStore(self._database, lease=settings.presence_lease, grace=settings.presence_grace)
         receipts = Receipts(
             Store(
                 self._database,
@@ -44,10 +46,11 @@ class App:
             ),
             held_poll=settings.held_poll,
             output_limit=settings.output_limit,
+            presences=presences,
         )
         merger = Merger(statements=settings.statements, max_items=settings.merge_items, max_bytes=settings.merge_bytes)
         leasing, operating = Leasing(receipts, WindowStore(self._database)), Operating(OperatorStore(self._database), receipts)
-        handlers = Handlers(self._bus, receipts, leasing, operating, merger)
+        handlers = Handlers(self._bus, receipts, presences, leasing, operating, merger)
         await self._bus.consume(RECEIPTS_SETTLE, handlers.settle, prefetch=settings.prefetch)
         await self._bus.consume(RECEIPTS_CLAIMS, handlers.claim, prefetch=settings.prefetch)
         await self._bus.start()

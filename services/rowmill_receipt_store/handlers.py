@@ -8,6 +8,7 @@ from typing import TypeVar
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery, Rejected
 from rowmill_contracts.envelope import Message
+from rowmill_contracts.presences import KeepPresence
 from rowmill_contracts.receipts import (
     ClaimReceipts,
     Complete,
@@ -32,6 +33,7 @@ from rowmill_receipt_store import requests
 from rowmill_receipt_store.leasing import Leasing
 from rowmill_receipt_store.merging import Merger
 from rowmill_receipt_store.operating import Operating
+from rowmill_receipt_store.presence_store import PresenceStore
 from rowmill_receipt_store.receipts import Receipts
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -41,11 +43,12 @@ AnswerT = TypeVar("AnswerT", bound=Message)
 class Handlers:
     """Consumes `receipts.settle.v1` (`settle`) and `receipts.claims.v1` (`claim`). Returning acknowledges: the effect is stored by then."""
 
-    def __init__(self, bus: Bus, receipts: Receipts, leasing: Leasing, operating: Operating, merger: Merger) -> None:
+    def __init__(self, bus: Bus, receipts: Receipts, presences: PresenceStore, leasing: Leasing, operating: Operating, merger: Merger) -> None:
         self._bus = bus
         self._operating = operating
         # The order is the order of urgency: what is sent and what must stop, then what frees others, then new work.
         self._shards = merger.kind(_one_by_one(leasing.lease))
+        self._presences = merger.kind(_one_by_one(presences.keep))
         self._halts = merger.kind(_one_by_one(receipts.halt_run))
         self._confirms = merger.kind(receipts.confirm)
         self._completions = merger.kind(receipts.complete)
@@ -86,6 +89,8 @@ class Handlers:
                 return Released(released=sum(await self._releases.ask(requests.leases(release))))
             case LeaseShard() as shards:
                 return (await self._shards.ask([requests.shards(shards)]))[0]
+            case KeepPresence() as presence:
+                return (await self._presences.ask([presence]))[0]
             case HaltRun() as halt:
                 return (await self._halts.ask([halt]))[0]
             case SettleReceipt() as settlement:

@@ -39,7 +39,8 @@ class Output(msgspec.Struct, frozen=True):
 class Receipt(msgspec.Struct, frozen=True):
     """A receipt as it was read. ``over``: its lease, if it has one, may be taken: expired, or ended with its shard's term, or queued for a run
     that is halted. ``held``: what its live lease's dispatch is charged. ``remaining``: seconds that its lease has left. ``last_failure``: what is
-    known of a dispatch of unknown outcome.
+    known of a dispatch of unknown outcome. ``run_term``: of the body that has the lease. ``lapsed``: the presence that the lease ends with, where its
+    process did not say in time that it is there.
     """
 
     revision: int
@@ -55,6 +56,8 @@ class Receipt(msgspec.Struct, frozen=True):
     remaining: float
     output: Output | None
     last_failure: ToolFailure | None = None
+    run_term: int | None = None
+    lapsed: str | None = None
 
 
 class FailureOnRecord(msgspec.Struct, frozen=True):
@@ -65,8 +68,8 @@ class FailureOnRecord(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What is stored for a key, for the run that asks and for the shard that it asks under. ``tried``: an earlier dispatch of this call is counted to
-    the run.
+    """What is stored for a key, for the run that asks and for the shard and the presence that it asks under. ``tried``: an earlier dispatch of this
+    call is counted to the run.
     """
 
     receipt: Receipt | None = None
@@ -77,6 +80,7 @@ class Found(msgspec.Struct, frozen=True):
     tried: bool = False
     shard_term: int | None = None
     shard_held: bool = False
+    present: bool = False
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -117,7 +121,7 @@ class Again(msgspec.Struct, frozen=True):
 
 def first_claim(wanted: Wanted) -> Grant:
     """The grant for a key that was never claimed."""
-    spend = Spend(wanted.claim.cost, calls=1)
+    spend = Spend(wanted.claim.cost, calls=int(wanted.claim.counted))
     return Grant(wanted, 0, 0, False, None, spend, spend)
 
 
@@ -130,6 +134,8 @@ def decide_claim(wanted: Wanted, found: Found, *, held_poll: float) -> ClaimAnsw
     if found.run_state != "running":
         return ClaimAnswer(state="halted", reason=found.run_reason)
     if not term_holds(spending_term(request.shard, request.term), current=found.shard_term, held=found.shard_held):
+        return ClaimAnswer(state="refused")
+    if request.presence and not found.present:
         return ClaimAnswer(state="refused")
     receipt = found.receipt
     if receipt is None:
@@ -160,7 +166,7 @@ def _decide_lease(wanted: Wanted, receipt: Receipt, held_poll: float, *, tried: 
             return Again(ClaimAnswer(state="granted", lease_id=claim.lease_id, dispatch=receipt.dispatch, took_over=receipt.took_over))
         case "queued" if ours and not request.only_cached and not receipt.over and not request.confirm:
             return Again(ClaimAnswer(state="granted", lease_id=claim.lease_id, took_over=receipt.took_over))
-        case "queued" | "running" if not receipt.over and not ours:
+        case "queued" | "running" if not receipt.over and not ours and not _is_newer_body(claim, receipt):
             return ClaimAnswer(state="held", wait_ms=_wait_ms(receipt.remaining, held_poll))
         case "running" if receipt.effect == "non_idempotent":
             return Doubt(receipt.revision)
@@ -172,8 +178,21 @@ def _decide_lease(wanted: Wanted, receipt: Receipt, held_poll: float, *, tried: 
         case _:
             former = former_charge(state=receipt.state, run_id=receipt.run_id, dispatch=receipt.dispatch, held=receipt.held, by_run=claim.run_id)
             took_over = receipt.took_over or receipt.state == "running"
-            spend = Spend(claim.cost, calls=0 if tried else 1, retries=1 if tried else 0)
+            spend = Spend(claim.cost, calls=int(claim.counted and not tried), retries=int(claim.counted and tried))
             return Grant(wanted, receipt.revision, receipt.dispatch, took_over, former, spend, net_spend(claim.run_id, spend, former))
+
+
+def _is_newer_body(claim: Claim, receipt: Receipt) -> bool:
+    """Whether the lease is of an earlier term of the body that asks: that one's executor has the run no more, so its lease is over."""
+    return claim.run_id == receipt.run_id and claim.run_term is not None and receipt.run_term is not None and claim.run_term > receipt.run_term
+
+
+def lapsed_presence(wanted: Wanted, found: Found) -> str | None:
+    """The presence that stands between the claim and a live lease, though its process is silent: to be ended, if it stays so."""
+    receipt = found.receipt
+    if receipt is None or receipt.over or receipt.lease_id == wanted.claim.lease_id:
+        return None
+    return receipt.lapsed if receipt.state in {"queued", "running"} else None
 
 
 def granted(grant: Grant, dispatch: int) -> ClaimAnswer:

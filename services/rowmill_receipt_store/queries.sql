@@ -9,7 +9,7 @@
 
 -- name: claim
 -- Store leases where the row's revision is still the one that was decided on (0: there is no row yet), the run is not halted, the shard's
--- term holds, its wall time is not over, and what the run would have charged with it (`through_…`: this page up to this claim) is within its
+-- term and the presence hold, its wall time is not over, and what the run would have charged with it (`through_…`: this page up to this claim) is within its
 -- budgets. What is not returned was not claimed. The lease that stood before is dealt with in the same commit: `refund` a reservation of another
 -- run, `replace` one of the same run and dispatch, `unknown` for a dispatch whose outcome nobody knows. Calls and retries are charged to runs
 -- that count them.
@@ -21,35 +21,38 @@ WITH accounts AS MATERIALIZED (
     FROM runs WHERE run_id = ANY ($4::text[]) ORDER BY run_id FOR NO KEY UPDATE
 ), made AS (
     INSERT INTO receipts AS r (
-        key, revision, state, dispatch, lease_id, holder, run_id, caller, org, tool, effect, shard, term, reserved, took_over, expires_at
+        key, revision, state, dispatch, lease_id, holder, run_id, caller, org, tool, effect, shard, term, reserved, took_over, expires_at,
+        presence, run_term
     )
     SELECT
         a.key, a.revision + 1, CASE WHEN a.confirm THEN 'running' ELSE 'queued' END, a.dispatch + a.confirm::integer,
         a.lease_id, a.holder, a.run_id, a.caller, a.org, a.tool, a.effect, a.shard, a.term, a.cost::numeric, a.took_over,
-        now() + $1::interval + CASE WHEN a.confirm THEN $3::interval ELSE $2::interval END
+        now() + $1::interval + CASE WHEN a.confirm THEN $3::interval ELSE $2::interval END,
+        a.presence, a.run_term
     FROM unnest(
         $5::bytea[], $6::bigint[], $7::integer[], $8::boolean[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[],
         $15::text[], $16::integer[], $17::bigint[], $18::text[], $19::boolean[], $20::integer[], $21::integer[], $22::text[], $23::integer[],
-        $24::integer[]
+        $24::integer[], $32::text[], $33::bigint[]
     ) AS a (
         key, revision, dispatch, confirm, lease_id, holder, run_id, caller, org, tool, effect, shard, term, cost, took_over, calls, retries,
-        through_money, through_calls, through_retries
+        through_money, through_calls, through_retries, presence, run_term
     )
     LEFT JOIN accounts n ON n.run_id = a.run_id
     LEFT JOIN shards s ON s.shard = a.shard
+    LEFT JOIN presences p ON p.presence = ANY (ARRAY[a.presence])
     WHERE (
         n.run_id IS NULL
         OR n.state = 'running' AND NOT n.late
             AND (n.money_left IS NULL OR a.cost::numeric = 0 OR a.through_money::numeric <= n.money_left)
             AND (n.calls_left IS NULL OR a.calls = 0 OR a.through_calls <= n.calls_left)
             AND (n.retries_left IS NULL OR a.retries = 0 OR a.through_retries <= n.retries_left)
-    ) AND (a.term IS NULL OR s.term = a.term AND s.holder IS NOT NULL)
+    ) AND (a.term IS NULL OR s.term = a.term AND s.holder IS NOT NULL) AND (a.presence IS NULL OR NOT p.ended)
     ORDER BY a.key
     ON CONFLICT (key) DO UPDATE SET
         revision = excluded.revision, state = excluded.state, dispatch = excluded.dispatch, lease_id = excluded.lease_id,
         holder = excluded.holder, run_id = excluded.run_id, caller = excluded.caller, org = excluded.org, tool = excluded.tool,
         effect = excluded.effect, shard = excluded.shard, term = excluded.term, batch_id = '', reserved = excluded.reserved,
-        took_over = excluded.took_over, expires_at = excluded.expires_at
+        took_over = excluded.took_over, expires_at = excluded.expires_at, presence = excluded.presence, run_term = excluded.run_term
     WHERE r.revision = excluded.revision - 1
     RETURNING r.key, r.run_id, r.lease_id, r.dispatch, r.reserved, r.dispatch + (r.state = 'queued')::integer AS charged_dispatch
 ), reserved AS MATERIALIZED (
@@ -99,6 +102,7 @@ SELECT
     (
         r.expires_at <= now() + $1::interval
         OR coalesce(r.term <= s.ended_term, false)
+        OR r.presence IS NOT NULL AND coalesce(p.ended, true)
         OR r.state = 'queued' AND coalesce(o.state <> 'running' OR o.deadline <= now() + $1::interval, false)
     ) AS over,
     extract(epoch FROM r.expires_at - now() - $1::interval)::float8 AS remaining_seconds,
@@ -119,8 +123,9 @@ SELECT
         SELECT FROM charges e
         WHERE e.run_id = ANY (ARRAY[a.run_id]) AND e.key = a.key AND e.dispatch <= r.dispatch AND e.calls + e.retries > 0
     ) AS tried,
-    t.term AS shard_term, t.holder IS NOT NULL AS shard_held
-FROM unnest($2::bytea[], $3::text[], $4::integer[]) AS a (key, run_id, shard)
+    t.term AS shard_term, t.holder IS NOT NULL AS shard_held,
+    r.run_term, CASE WHEN p.expires_at <= now() + $1::interval THEN r.presence END AS lapsed, NOT q.ended AS present
+FROM unnest($2::bytea[], $3::text[], $4::integer[], $6::text[]) AS a (key, run_id, shard, presence)
 LEFT JOIN receipts r ON r.key = ANY (ARRAY[a.key])
 LEFT JOIN failures f ON f.key = ANY (ARRAY[a.key]) AND f.run_id = a.run_id
 LEFT JOIN shards s ON s.shard = r.shard
@@ -129,6 +134,8 @@ LEFT JOIN charges g ON g.run_id = ANY (ARRAY[CASE WHEN r.state IN ('queued', 'ru
     AND g.key = ANY (ARRAY[a.key]) AND g.dispatch = ANY (ARRAY[r.dispatch + (r.state = 'queued')::integer])
 LEFT JOIN runs m ON m.run_id = ANY (ARRAY[a.run_id])
 LEFT JOIN shards t ON t.shard = a.shard
+LEFT JOIN presences p ON p.presence = ANY (ARRAY[r.presence])
+LEFT JOIN presences q ON q.presence = ANY (ARRAY[a.presence])
 WINDOW earlier AS (ORDER BY a.key ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING);
 
 -- name: doubt
@@ -166,11 +173,13 @@ WHERE (SELECT count(*) FROM barrier) >= 0
 RETURNING r.key, r.dispatch;
 
 -- name: renew
--- Leases still held last a whole life from now. $2, $3: life of queued and of running leases.
+-- Leases still held last a whole life from now, and end with the presence that is named (null: with the one before). $2, $3: life of queued and of
+-- running leases.
 UPDATE receipts r SET
     revision = r.revision + 1,
-    expires_at = now() + $1::interval + CASE r.state WHEN 'queued' THEN $2::interval ELSE $3::interval END
-FROM unnest($4::bytea[], $5::text[]) AS a (key, lease_id)
+    expires_at = now() + $1::interval + CASE r.state WHEN 'queued' THEN $2::interval ELSE $3::interval END,
+    presence = coalesce(a.presence, r.presence)
+FROM unnest($4::bytea[], $5::text[], $6::text[]) AS a (key, lease_id, presence)
 WHERE r.key = ANY (ARRAY[a.key]) AND r.lease_id = a.lease_id AND r.state IN ('queued', 'running')
 RETURNING r.key;
 
@@ -373,6 +382,39 @@ WHERE shard IN (
     WHERE s.holder = $2::text AND (a.term = 0 OR s.term = a.term) ORDER BY s.shard FOR NO KEY UPDATE OF s
 )
 RETURNING shard;
+
+-- name: keep_presence
+-- The process is there for $2 from now on; nothing is returned where it was taken for dead, and stays so.
+INSERT INTO presences AS p (presence, expires_at) VALUES ($3::text, now() + $1::interval + $2::interval)
+ON CONFLICT (presence) DO UPDATE SET expires_at = excluded.expires_at, contested_since = NULL, contested_at = NULL WHERE NOT p.ended
+RETURNING xmax = 0 AS new;
+
+-- name: leave_presence
+-- The process goes: its leases are over.
+UPDATE presences SET ended = true WHERE presence = ANY (ARRAY[$1::text]);
+
+-- name: end_presences
+-- Others ask for leases of processes that did not say in time that they are there. After an outage who was away comes back in any order: such a
+-- presence ends only if it is asked for during $2 without a word of its process. A silence of more than half of that counts for a quarter, as with shards.
+UPDATE presences p SET
+    ended = w.since <= w.at - $2::interval, contested_since = w.since, contested_at = w.at
+FROM (
+    SELECT
+        c.presence, now() + $1::interval AS at,
+        CASE
+            WHEN c.contested_at IS NULL THEN now() + $1::interval
+            WHEN c.contested_at >= now() + $1::interval - $2::interval / 2 THEN c.contested_since
+            ELSE c.contested_since + (now() + $1::interval - c.contested_at - $2::interval / 4)
+        END AS since
+    FROM presences c WHERE c.presence = ANY ($3::text[]) AND NOT c.ended AND c.expires_at <= now() + $1::interval
+    ORDER BY c.presence FOR UPDATE
+) AS w
+WHERE p.presence = ANY (ARRAY[w.presence])
+RETURNING p.presence, p.ended;
+
+-- name: forget_presences
+-- Of processes that are long gone: their leases are over by their own time.
+DELETE FROM presences WHERE expires_at <= now() + $1::interval - interval '1 day';
 
 -- name: windows
 -- What is stored of the asked windows, and how long ago it was.

@@ -22,12 +22,14 @@ from rowmill_receipt_store.leases import (
     decide_claim,
     first_claim,
     granted,
+    lapsed_presence,
     stored_at,
     was_failed,
     why_unconfirmed,
 )
 from rowmill_receipt_store.merging import rounds
 from rowmill_receipt_store.outputs import rejection
+from rowmill_receipt_store.presence_store import PresenceStore
 from rowmill_receipt_store.store import Completed, DispatchCost, Failed, Lease, RunState, Sought, Store
 
 PASSES = 4
@@ -47,11 +49,12 @@ AnswerT = TypeVar("AnswerT")
 
 class Receipts:
     """``held_poll``: seconds after which a claim that waits for another's lease is told to ask again. ``output_limit``: bytes of the largest
-    output that is stored.
+    output that is stored. ``presences``: where silent ones end; without it they do not.
     """
 
-    def __init__(self, store: Store, *, held_poll: float, output_limit: int) -> None:
+    def __init__(self, store: Store, *, held_poll: float, output_limit: int, presences: PresenceStore | None = None) -> None:
         self._store = store
+        self._presences = presences
         self._held_poll = held_poll
         self._output_limit = output_limit
 
@@ -77,7 +80,10 @@ class Receipts:
 
     async def _decide(self, wanted: Sequence[Wanted], answers: dict[bytes, ClaimAnswer]) -> list[Grant]:
         """Add the answers that need no lease to ``answers``; the leases to be stored are returned."""
-        found = await self._store.load([Sought(item.key, item.claim.run_id, item.request.shard) for item in wanted], bodies=True)
+        found = await self._store.load([_sought(item) for item in wanted], bodies=True)
+        silent = {presence for item in wanted if (presence := lapsed_presence(item, found[item.key])) is not None}
+        if silent and self._presences is not None and await self._presences.contest(silent):
+            found = await self._store.load([_sought(item) for item in wanted], bodies=True)
         allowances = Allowances()
         grants: list[Grant] = []
         doubts: dict[bytes, int] = {}
@@ -250,6 +256,10 @@ class Receipts:
             decision=request.decision,
         )
         return RunHalted(state=standing.state, reason=standing.reason, superseded=request.decision < standing.decision)
+
+
+def _sought(wanted: Wanted) -> Sought:
+    return Sought(wanted.key, wanted.claim.run_id, wanted.request.shard, wanted.request.presence)
 
 
 def _why_halted(found: Found, lease: Lease) -> str:

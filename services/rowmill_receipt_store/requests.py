@@ -51,7 +51,8 @@ def leases(request: Confirm | Renew | Release) -> list[Lease]:
     """The leases of a request. Raises `MalformedMessage` for a bad key."""
     if isinstance(request, Confirm):
         return [_lease(ref, request.shard, spending_term(request.shard, request.term), request.batch_id) for ref in request.leases]
-    return [_lease(ref) for ref in request.leases]
+    presence = request.presence if isinstance(request, Renew) else ""
+    return [_lease(ref, presence=presence) for ref in request.leases]
 
 
 def completed(request: Complete) -> list[Completed]:
@@ -83,7 +84,7 @@ def output_bytes(results: Sequence[Completed]) -> int:
     return sum(len(result.output) for result in results)
 
 
-def _lease(ref: LeaseRef, shard: int | None = None, term: int | None = None, batch_id: str = "") -> Lease:
+def _lease(ref: LeaseRef, shard: int | None = None, term: int | None = None, batch_id: str = "", *, presence: str = "") -> Lease:
     return Lease(
         key=key_bytes(ref.key),
         lease_id=ref.lease_id,
@@ -92,6 +93,7 @@ def _lease(ref: LeaseRef, shard: int | None = None, term: int | None = None, bat
         shard=shard,
         term=term,
         batch_id=batch_id,
+        presence=presence,
     )
 
 

@@ -9,7 +9,8 @@ class ReceiptStoreSettings(ServiceSettings):
     """Lives of leases, and how requests are merged.
 
     ``queued_lease``, ``running_lease``, ``shard_lease``: how long a lease lasts unless it is renewed. ``shard_grace``: for how long others ask for
-    a shard whose lease has lapsed before they get it: after an outage, time for its holder to come back. ``held_poll``: after how long, at most,
+    a shard whose lease has lapsed before they get it: after an outage, time for its holder to come back. ``presence_lease``, ``presence_grace``:
+    the same for an executor's presence. ``held_poll``: after how long, at most,
     somebody who waits for another's lease is told to ask again. ``merge_items``, ``merge_bytes``: what one statement carries at most.
     ``statements``: how many run at once; fewer merge more. ``output_limit``: bytes of the largest output that is stored.
     ``answer_bytes``: bytes of stored outputs in one answer at most (the first may be larger); what does not fit is asked for again.
@@ -19,6 +20,8 @@ class ReceiptStoreSettings(ServiceSettings):
     running_lease: Seconds = 60.0
     shard_lease: Seconds = 6.0
     shard_grace: Seconds = 6.0
+    presence_lease: Seconds = 6.0
+    presence_grace: Seconds = 2.0
     held_poll: Seconds = 0.25
     merge_items: int = 1000
     merge_bytes: int = 16 * 1024 * 1024

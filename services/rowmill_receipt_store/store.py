@@ -47,7 +47,7 @@ RunState = Literal["running", "halted", "stopped"]
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """A lease as its holder names it. ``dispatch`` 0: not confirmed. ``batch_id``, ``shard`` and ``term`` (None: bound to no
-    shard) matter to confirmations only.
+    shard) matter to confirmations only, ``presence`` to renewals.
     """
 
     key: bytes
@@ -57,6 +57,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     shard: int | None = None
     term: int | None = None
     batch_id: str = ""
+    presence: str = ""
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,11 +95,12 @@ class DispatchCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sought(msgspec.Struct, frozen=True):
-    """A key to be read, for a run and a shard."""
+    """A key to be read, for a run, a shard and a presence."""
 
     key: bytes
     run_id: str = ""
     shard: int | None = None
+    presence: str = ""
 
 
 class RunStanding(msgspec.Struct, frozen=True):
@@ -144,6 +146,7 @@ class Store:
             [item.run_id for item in asked],
             [item.shard for item in asked],
             self._answer_bytes if bodies else -1,
+            [item.presence or None for item in asked],
         )
         return {row["key"]: _found(row) for row in rows}
 
@@ -192,6 +195,8 @@ class Store:
             [str(charge.held.money) for _, charge in former],
             [charge.held.calls for _, charge in former],
             [charge.held.retries for _, charge in former],
+            [request.presence or None for request in requests],
+            [claim.run_term for claim in claims],
         )
         return {row[0]: row[1] for row in rows}
 
@@ -221,7 +226,8 @@ class Store:
         """Answers the keys whose lease is still held, for a whole life from now."""
         leases = _by_key(leases)
         keys, lease_ids = [lease.key for lease in leases], [lease.lease_id for lease in leases]
-        return _keys(await self._database.fetch(QUERIES["renew"], self._offset, self._queued, self._running, keys, lease_ids))
+        presences = [lease.presence or None for lease in leases]
+        return _keys(await self._database.fetch(QUERIES["renew"], self._offset, self._queued, self._running, keys, lease_ids, presences))
 
     async def complete(self, results: Sequence[Completed]) -> dict[bytes, float]:
         """Answers when each result was stored (seconds since the epoch); of the others the lease has moved, or they are stored already."""
@@ -343,6 +349,7 @@ def _found(row: asyncpg.Record) -> Found:
         tried=row["tried"],
         shard_term=row["shard_term"],
         shard_held=row["shard_held"],
+        present=bool(row["present"]),
     )
 
 
@@ -386,4 +393,6 @@ def _receipt(row: Any) -> Receipt:
         remaining=row["remaining_seconds"],
         output=output,
         last_failure=None if row["last_failure"] is None else _failure.decode(row["last_failure"]),
+        run_term=row["run_term"],
+        lapsed=row["lapsed"],
     )

@@ -29,21 +29,26 @@ _shards = count(1)
 class Caller:
     """Asks in the name of one run, under one lease id; `but` gives another caller. Singular calls ask for one key."""
 
-    def __init__(self, receipts: Receipts, *, run: str, lease: str, shard: int | None = None, term: int | None = None, **claim: Any) -> None:
+    def __init__(
+        self, receipts: Receipts, *, run: str, lease: str, shard: int | None = None, term: int | None = None, presence: str = "", **claim: Any
+    ) -> None:
         self.receipts = receipts
         self.run = run
         self.lease = lease
         self.shard = shard
         self.term = term
+        self.presence = presence
         self.facts: dict[str, Any] = {"tool": "hunter.find", "effect": "read", "started_at": time.time(), "caller": f"leads/{lease}"} | claim
 
     def but(self, **changes: Any) -> Caller:
-        own = {"run": self.run, "lease": self.lease, "shard": self.shard, "term": self.term}
+        own = {"run": self.run, "lease": self.lease, "shard": self.shard, "term": self.term, "presence": self.presence}
         return Caller(self.receipts, **(own | self.facts | changes))
 
     def wanted(self, key: bytes, *, confirm: bool = False, only_cached: bool = False, **claim: Any) -> Wanted:
         facts = {"lease_id": self.lease, "run_id": self.run} | self.facts | claim
-        request = ClaimReceipts(holder="gateway", claims=[], confirm=confirm, only_cached=only_cached, shard=self.shard, term=self.term)
+        request = ClaimReceipts(
+            holder="gateway", claims=[], confirm=confirm, only_cached=only_cached, shard=self.shard, term=self.term, presence=self.presence
+        )
         return Wanted(key, Claim(key=key.hex(), **facts), request)
 
     async def claims(self, keys: Sequence[bytes], *, confirm: bool = False, only_cached: bool = False, **claim: Any) -> list[ClaimAnswer]:

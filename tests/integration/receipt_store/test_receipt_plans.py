@@ -13,7 +13,9 @@ from rowmill_receipt_store.store import QUERIES
 
 pytestmark = pytest.mark.servers
 
-BY_KEY = ["claim", "load", "doubt", "confirm", "renew", "complete", "fail", "release", "settle_charges", "windows", "report_windows"]
+BY_KEY = ["claim", "load", "doubt", "confirm", "renew", "complete", "fail", "release", "settle_charges", "windows", "report_windows", "end_presences"]
+
+_OF_NO_RECEIPT = {"windows", "report_windows", "end_presences"}
 
 FILL = (
     """
@@ -62,7 +64,7 @@ async def check_plans(database: Database) -> None:
                 if node.get("Relation Name", "shards") != "shards" and node["Node Type"] != "ModifyTable":
                     assert node["Node Type"] == "Bitmap Heap Scan" or "Index Cond" in node, (name, node)
             conditions = [node["Index Cond"] for node in plan if node.get("Index Name") == "receipts_pkey"]
-            assert conditions == ([] if name in {"claim", "settle_charges", "windows", "report_windows"} else ["(key = ANY (ARRAY[a.key]))"]), name
+            assert conditions == ([] if name in _OF_NO_RECEIPT | {"claim", "settle_charges"} else ["(key = ANY (ARRAY[a.key]))"]), name
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 40, 1_000])
