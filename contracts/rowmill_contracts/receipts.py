@@ -193,66 +193,6 @@ class Released(Message, frozen=True, kw_only=True):
     released: int = 0
 
 
-class Sent(msgspec.Struct, frozen=True, array_like=True):
-    """So many requests, sent so many seconds ago or before; what may still be sent has a negative age."""
-
-    seconds_ago: float
-    requests: int
-
-
-class Draw(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Permits for one window of a lane of ``shard``: a provider's rate in an organisation, or a tool's own. ``permits``: requests that its holder
-    may send within ``seconds`` from the moment at which this is stored. ``span``: the window's length in seconds. ``sent``: what was sent in the
-    last ``span``, as far as the holder was told or did it itself under ``term``; None: it does not know and asks. ``number``: rises with each draw
-    of a holder; one that comes late changes nothing.
-    """
-
-    window: str
-    shard: int
-    number: int
-    permits: int
-    seconds: float
-    span: float
-    term: int = 0
-    sent: list[Sent] | None = None
-
-
-class Drawn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``granted``: the permits are stored. ``sent``: what may have been sent before by others, for who did not know."""
-
-    granted: bool
-    sent: list[Sent] | None = None
-
-
-@message()
-class LeaseShard(Message, frozen=True, kw_only=True):
-    """Take or renew shard leases for ``holder`` (``release``: give them up), and draw permits for lanes of shards that it holds thereby.
-
-    ``terms``: under which each of the shards is given up, so that a late copy gives up none that was taken again; 0, or none named: whichever it is.
-    """
-
-    holder: str
-    shards: list[int]
-    release: bool = False
-    draws: list[Draw] = []
-    terms: list[int] = []
-
-
-class ShardLease(msgspec.Struct, frozen=True, kw_only=True):
-    shard: int
-    held: bool
-    term: int = 0
-    seconds: float = 0
-
-
-@message()
-class ShardsLeased(Message, frozen=True, kw_only=True):
-    """``drawn``: for each of the draws."""
-
-    shards: list[ShardLease]
-    drawn: list[Drawn] = []
-
-
 @message()
 class HaltRun(Message, frozen=True, kw_only=True):
     """From this commit claims and confirms of the run answer ``halted`` (``resume`` lifts a halt, never a stop).

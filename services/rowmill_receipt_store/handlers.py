@@ -18,7 +18,6 @@ from rowmill_contracts.receipts import (
     Fail,
     GetReceipt,
     HaltRun,
-    LeaseShard,
     ListReceipts,
     PruneReceipts,
     ReceiptsClaimed,
@@ -29,6 +28,7 @@ from rowmill_contracts.receipts import (
     ReplayReceipt,
     SettleReceipt,
 )
+from rowmill_contracts.shards import LeaseShard
 from rowmill_receipt_store import requests
 from rowmill_receipt_store.leasing import Leasing
 from rowmill_receipt_store.merging import Merger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rowmill_contracts.receipts import Drawn, LeaseShard, ShardsLeased
+from rowmill_contracts.shards import Drawn, LeaseShard, ShardsLeased
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.window_store import WindowStore
 from rowmill_receipt_store.windows import report

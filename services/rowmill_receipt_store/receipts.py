@@ -11,7 +11,8 @@ from typing import Protocol, TypeVar
 
 from rowmill.encoding.receipts import short_digest
 from rowmill_contracts.budgets import limits_of
-from rowmill_contracts.receipts import ClaimAnswer, ConfirmAnswer, HaltRun, LeaseShard, RunHalted, ShardsLeased, StoreAnswer
+from rowmill_contracts.receipts import ClaimAnswer, ConfirmAnswer, HaltRun, RunHalted, StoreAnswer
+from rowmill_contracts.shards import LeaseShard, ShardsLeased
 from rowmill_receipt_store.charges import Allowances, Kind, Spend, spent_reason
 from rowmill_receipt_store.leases import (
     Again,

@@ -16,11 +16,11 @@ from rowmill_contracts.receipts import (
     Fail,
     FailedCall,
     LeaseRef,
-    LeaseShard,
     Release,
     Renew,
     SettleReceipt,
 )
+from rowmill_contracts.shards import LeaseShard
 from rowmill_receipt_store.leases import Wanted
 from rowmill_receipt_store.shards import spending_term
 from rowmill_receipt_store.store import Completed, Failed, Lease

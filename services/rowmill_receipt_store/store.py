@@ -16,7 +16,7 @@ import msgspec
 
 from rowmill.runtime.db import Connection, Database, Queries
 from rowmill_contracts.budgets import Limits
-from rowmill_contracts.receipts import ShardLease
+from rowmill_contracts.shards import ShardLease
 from rowmill_contracts.tools import ToolFailure
 from rowmill_receipt_store.charges import UNLIMITED, Account, Spend, running_totals
 from rowmill_receipt_store.leases import FailureOnRecord, Found, Grant, Output, Receipt

@@ -8,7 +8,7 @@ from datetime import timedelta
 import msgspec
 
 from rowmill.runtime.db import Database
-from rowmill_contracts.receipts import Sent
+from rowmill_contracts.shards import Sent
 from rowmill_receipt_store.store import QUERIES
 from rowmill_receipt_store.windows import Report, Window
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rowmill_contracts.receipts import Draw, Sent
+from rowmill_contracts.shards import Draw, Sent
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rowmill.durations import Rate
-from rowmill_contracts.receipts import Sent
+from rowmill_contracts.shards import Sent
 
 CATCH_UP = 0.05
 """Seconds of lateness (timers, a busy loop) that later sends make up for; without it each late timer would cost a part of the rate. Who is later than

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rowmill_contracts.receipts import Draw, Drawn
+from rowmill_contracts.shards import Draw, Drawn
 from rowmill_tool_gateway.pacing import Ask, Pace
 
 

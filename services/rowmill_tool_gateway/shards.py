@@ -15,7 +15,7 @@ import structlog
 
 from rowmill.errors import RowmillError
 from rowmill.runtime.clock import Clock
-from rowmill_contracts.receipts import LeaseShard, ShardsLeased
+from rowmill_contracts.shards import LeaseShard, ShardsLeased
 from rowmill_contracts.topology import RECEIPTS_SETTLE
 from rowmill_tool_gateway.permits import Permits
 from rowmill_tool_gateway.receipts import Asks

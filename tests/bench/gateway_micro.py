@@ -31,14 +31,12 @@ from rowmill_contracts.receipts import (  # noqa: E402
     ClaimReceipts,
     Complete,
     Completed,
-    LeaseShard,
     ReceiptsClaimed,
     Release,
     Released,
-    ShardLease,
-    ShardsLeased,
     StoreAnswer,
 )
+from rowmill_contracts.shards import LeaseShard, ShardLease, ShardsLeased  # noqa: E402
 from rowmill_contracts.tools import CallItem, ToolCalls, ToolResults  # noqa: E402
 from rowmill_tool_gateway.credentials import Credentials, Redactor  # noqa: E402
 from rowmill_tool_gateway.engine import Engine  # noqa: E402

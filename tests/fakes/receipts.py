@@ -25,24 +25,19 @@ from rowmill_contracts.receipts import (
     Confirm,
     ConfirmAnswer,
     Confirmed,
-    Draw,
-    Drawn,
     Fail,
     FailedCall,
     HaltRun,
     LeaseRef,
-    LeaseShard,
     ReceiptsClaimed,
     Release,
     Released,
     Renew,
     Renewed,
     RunHalted,
-    Sent,
-    ShardLease,
-    ShardsLeased,
     StoreAnswer,
 )
+from rowmill_contracts.shards import Draw, Drawn, LeaseShard, Sent, ShardLease, ShardsLeased
 from rowmill_contracts.tools import ToolFailure
 
 OUTPUT_LIMIT = 8 * 1024 * 1024

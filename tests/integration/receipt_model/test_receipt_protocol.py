@@ -26,7 +26,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from rowmill.runtime.db import Database
 from rowmill_contracts.budgets import Limits
-from rowmill_contracts.receipts import Claim, ClaimReceipts, HaltRun, LeaseShard, ReplayReceipt, SettleReceipt
+from rowmill_contracts.receipts import Claim, ClaimReceipts, HaltRun, ReplayReceipt, SettleReceipt
+from rowmill_contracts.shards import LeaseShard
 from rowmill_contracts.tools import ToolFailure
 from rowmill_receipt_store.leases import Found, Wanted
 from rowmill_receipt_store.operating import Operating

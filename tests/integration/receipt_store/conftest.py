@@ -12,7 +12,8 @@ from typing import Any, Literal
 import pytest
 
 from rowmill.runtime.db import Database
-from rowmill_contracts.receipts import Claim, ClaimAnswer, ClaimReceipts, ConfirmAnswer, HaltRun, LeaseShard, RunHalted, ShardLease, StoreAnswer
+from rowmill_contracts.receipts import Claim, ClaimAnswer, ClaimReceipts, ConfirmAnswer, HaltRun, RunHalted, StoreAnswer
+from rowmill_contracts.shards import LeaseShard, ShardLease
 from rowmill_contracts.tools import ToolFailure
 from rowmill_receipt_store.leases import Wanted
 from rowmill_receipt_store.receipts import Receipts

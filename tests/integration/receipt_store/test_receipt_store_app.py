@@ -28,15 +28,14 @@ from rowmill_contracts.receipts import (
     FailedCall,
     HaltRun,
     LeaseRef,
-    LeaseShard,
     ReceiptsClaimed,
     Release,
     Released,
     Renew,
     Renewed,
     RunHalted,
-    ShardsLeased,
 )
+from rowmill_contracts.shards import LeaseShard, ShardsLeased
 from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE, dead
 from rowmill_receipt_store.app import App
 from rowmill_receipt_store.settings import ReceiptStoreSettings

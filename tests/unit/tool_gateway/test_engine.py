@@ -13,7 +13,8 @@ import pytest
 from tests.unit.tool_gateway.conftest import FindIn, FindOut, Rig, answering, in_turn
 
 from rowmill import Batch, Bearer, HttpTool, Provider, secret
-from rowmill_contracts.receipts import ClaimReceipts, Complete, HaltRun, LeaseShard
+from rowmill_contracts.receipts import ClaimReceipts, Complete, HaltRun
+from rowmill_contracts.shards import LeaseShard
 from rowmill_contracts.tools import CallOutcome
 from rowmill_tool_gateway.flights import Flight
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse, NoResponse

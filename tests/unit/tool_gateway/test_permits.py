@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.receipts import MemoryReceipts
 
 from rowmill.durations import Rate
-from rowmill_contracts.receipts import LeaseShard, ShardsLeased
+from rowmill_contracts.shards import LeaseShard, ShardsLeased
 from rowmill_tool_gateway.pacing import Pace
 from rowmill_tool_gateway.permits import Permits, Window
 

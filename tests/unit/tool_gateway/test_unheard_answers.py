@@ -13,7 +13,8 @@ from tests.unit.tool_gateway.test_engine import find_tool, lost
 from rowmill import registry
 from rowmill.errors import AskTimeout
 from rowmill_contracts.envelope import Message
-from rowmill_contracts.receipts import Claim, ClaimReceipts, Confirm, HaltRun, LeaseShard, ReceiptsClaimed, Release
+from rowmill_contracts.receipts import Claim, ClaimReceipts, Confirm, HaltRun, ReceiptsClaimed, Release
+from rowmill_contracts.shards import LeaseShard
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 
