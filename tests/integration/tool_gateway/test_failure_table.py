@@ -33,6 +33,7 @@ from rowmill_contracts.tools import CallItem, CallOutcome, ToolCalls, ToolResult
 from rowmill_receipt_store.handlers import Handlers
 from rowmill_receipt_store.leasing import Leasing
 from rowmill_receipt_store.merging import Merger
+from rowmill_receipt_store.presence_store import PresenceStore
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Store
 from rowmill_receipt_store.window_store import WindowStore
@@ -145,7 +146,9 @@ class RealStore:
         receipts = Receipts(store, held_poll=0.25, output_limit=2**23)
         merger = Merger(statements=2, max_items=1000, max_bytes=2**24)
         leasing = Leasing(receipts, WindowStore(database))
-        self._handlers = Handlers(cast("Any", self), receipts, leasing, cast("Any", None), merger)  # it answers through us, and no operator asks
+        presences = PresenceStore(database, lease=6, grace=2)
+        no_operator: Any = None
+        self._handlers = Handlers(cast("Any", self), receipts, presences, leasing, no_operator, merger)  # it answers through us
         self._replies: dict[str, Message] = {}
         self.failures: list[Message] = []
         self.outcomes: dict[str, CallOutcome] = {}
