@@ -15,12 +15,15 @@ from rowmill_row_executor.code import PlayCode, ProjectCode
 from rowmill_row_executor.engine import Captures, Engine
 from rowmill_row_executor.foreign_code import ForeignCode
 from rowmill_row_executor.handlers import AdvanceHandler, ControlHandler, KeysHandler, RowsHandler
-from rowmill_row_executor.leases import LeaseThread, admission_of
+from rowmill_row_executor.leases import LeaseThread, owners_of
 from rowmill_row_executor.loop_watch import LoopWatch
+from rowmill_row_executor.presence import Presence
 from rowmill_row_executor.row_runner import RowRunner
 from rowmill_row_executor.settings import RowExecutorSettings
 from rowmill_row_executor.settling import BusSettler
 from rowmill_row_executor.sheets import SheetPages
+from rowmill_row_executor.step_receipts import BusStepReceipts
+from rowmill_row_executor.step_runner import StepRunner
 
 
 class App:
@@ -35,7 +38,14 @@ class App:
         self._bus = Bus(self._settings, service=self.name)
         self._threads = AuthorThreads(self._settings.blocking_threads)
         self._desk = BusCallDesk(self._bus, self._settings, self._clock)
-        self._leases = LeaseThread(lambda: admission_of(self._settings), self._clock)
+        self._leases = LeaseThread(lambda: owners_of(self._settings), self._clock)
+        self._steps = BusStepReceipts(
+            self._bus,
+            Presence(self._leases, self._clock, renewal=self._settings.step_renewal),
+            self._clock,
+            holder=f"{self.name} {self._bus.process_id}",
+            gather=self._settings.page_gather,
+        )
         self._watch = LoopWatch(self._clock, limit=self._settings.hold_warning)
         self._runner: RowRunner | None = None
 
@@ -50,6 +60,15 @@ class App:
             clock=clock,
             code=self._code or loaded(settings),
             threads=self._threads,
+            steps=StepRunner(
+                self._steps,
+                clock,
+                self._threads,
+                hold=settings.step_hold,
+                again=settings.step_again,
+                body_limit=settings.body_timeout,
+                row_limit=settings.row_timeout,
+            ),
         )
         self._runner = RowRunner(
             engine.settler, clock, rows_at_once=settings.rows_at_once, row_timeout=settings.row_timeout, loop_slice=settings.loop_slice

@@ -26,6 +26,7 @@ from rowmill_row_executor.dataset_calls import DatasetFailed
 from rowmill_row_executor.failures import problem_of
 from rowmill_row_executor.ports import Admission, Asker, CallDesk, RowSource
 from rowmill_row_executor.replay import Replay
+from rowmill_row_executor.step_runner import StepRunner
 
 log = structlog.get_logger()
 
@@ -74,6 +75,9 @@ class World(Protocol):
     @property
     def clock(self) -> Clock: ...
 
+    @property
+    def steps(self) -> StepRunner: ...
+
 
 def begin(
     world: World, play: Play[Any, Any], run: RunRecord, *, term: int, code_digest: str, wanted: str | None = None
@@ -88,6 +92,7 @@ def begin(
         desk=world.desk,
         admission=world.admission,
         sheets=world.sheets,
+        steps=world.steps,
         clock=world.clock,
         options=run.options,
         code_digest=code_digest,

@@ -17,6 +17,7 @@ from rowmill_contracts.envelope import NULL
 from rowmill_contracts.runs import RecordedCall
 from rowmill_row_executor.ports import Admission
 from rowmill_row_executor.replay import MetCall, Replay
+from rowmill_row_executor.step_calling import refuse_within_step
 
 _QUIET_TURNS = 8
 """Turns of the loop without a call after which a body counts as waiting. Branches that `asyncio.gather` has just started need a few of them; too
@@ -63,6 +64,7 @@ class BodyCalls:
         """Begin a call. Returns at once what is on record; a new call begins only after the whole record was met again."""
         if self._ended:
             raise Suspended(self.run_id)
+        refuse_within_step()
         self._move()
         try:
             met = self._replay.meet(kind, name, request, asyncio.current_task())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -13,14 +14,17 @@ from rowmill.context import Context, DatasetSource, Tools
 from rowmill.datasets import DatasetBuilder
 from rowmill.durations import Duration, optional_seconds
 from rowmill.errors import DefinitionError
+from rowmill.paged_handle import PagedHandle
 from rowmill.runtime.clock import Clock
 from rowmill.tool_results import ToolResult
 from rowmill_contracts.runs import RunOptions
-from rowmill_contracts.tools import CallOutcome
+from rowmill_contracts.tools import CallOutcome, Effect
 from rowmill_row_executor.body_calls import BodyCalls
 from rowmill_row_executor.dataset_calls import DatasetCalls
 from rowmill_row_executor.ports import Admission, Asker, CallDesk, RowSource
 from rowmill_row_executor.row_context import Run, RunBudget
+from rowmill_row_executor.step_calling import StepIds, value_of
+from rowmill_row_executor.step_runner import StepRunner
 from rowmill_row_executor.tool_calling import PreparedCall, prepare, result_of
 
 log = structlog.get_logger()
@@ -74,6 +78,7 @@ class BodyContext(Context):
         desk: CallDesk,
         admission: Admission,
         sheets: RowSource,
+        steps: StepRunner,
         clock: Clock,
         options: RunOptions,
         code_digest: str,
@@ -88,6 +93,9 @@ class BodyContext(Context):
         self._run = Run(asker.run_id)
         self._budget = RunBudget(options.budget)
         self._calls_in_hand: set[str] = set()
+        self._sheets = sheets
+        self._steps = steps
+        self._step_ids = StepIds("this body")
 
     @property
     def tools(self) -> Tools:
@@ -121,14 +129,41 @@ class BodyContext(Context):
                 await self.calls.write()
                 outcome = await self.desk.ask(self.asker, call.shard, call.item)
             if outcome.outcome in {"deferred", "halted"}:
-                await self._wait(call, outcome)
+                await self._wait(f"tool:{call.tool.id}", outcome)
             if outcome.outcome != "unknown":  # an operator may settle that, and the run be resumed
                 self.calls.keep(met, msgspec.Raw(_encode(outcome)))
             return result_of(call, outcome)
         finally:
             self._calls_in_hand.discard(call.name)
 
-    async def _wait(self, call: PreparedCall, outcome: CallOutcome) -> NoReturn:
+    async def step(
+        self,
+        id: str,  # noqa: A002 - the authoring surface names it so
+        fn: Callable[[], Any],
+        *,
+        semantic_key: Any = None,
+        stale_after: Duration | None = None,
+        blocking: bool = False,
+        effect: Effect = "idempotent",
+    ) -> Any:
+        step = self._step_ids.prepare(self.asker, id, fn, semantic_key=semantic_key, stale_after=stale_after, blocking=blocking, effect=effect)
+        with self._step_ids.in_hand("", step):
+            met = await self.calls.meet("step", step.id, hashlib.sha256(step.key.encode()).hexdigest())
+            if met.recorded is not None:
+                return value_of(step, msgspec.json.decode(met.recorded.result, type=CallOutcome), self._handle)
+            with self.calls.under_way():
+                await self.calls.write()
+                outcome = await self._steps.run(self.asker, step, run_term=self.calls.term)
+            if outcome.outcome in {"deferred", "halted"}:
+                await self._wait(step.tool, outcome)
+            if outcome.outcome != "unknown":  # an operator may settle that, and the run be resumed
+                self.calls.keep(met, msgspec.Raw(_encode(outcome)))
+            return value_of(step, outcome, self._handle)
+
+    def _handle(self, run_id: str, dataset: str) -> PagedHandle:
+        return PagedHandle(run_id, dataset, self._sheets)
+
+    async def _wait(self, what: str, outcome: CallOutcome) -> NoReturn:
         if outcome.outcome == "deferred":
             self.calls.again_in(outcome.wait_ms)
-        await self.calls.wait_for(f"tool:{call.tool.id}" if outcome.outcome == "deferred" else f"halted:{outcome.reason}")
+        await self.calls.wait_for(what if outcome.outcome == "deferred" else f"halted:{outcome.reason}")

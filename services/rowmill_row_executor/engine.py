@@ -13,6 +13,7 @@ from rowmill_row_executor.capture import Captured, Programs, capture
 from rowmill_row_executor.code import PlayCode
 from rowmill_row_executor.ports import Admission, CallDesk, RowSource, Settler
 from rowmill_row_executor.settings import RowExecutorSettings
+from rowmill_row_executor.step_runner import StepRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Engine:
     clock: Clock
     code: PlayCode
     threads: Executor
+    steps: StepRunner
 
 
 class RunStopped(RowmillError):

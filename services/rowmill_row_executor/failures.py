@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import traceback
 
-from rowmill.errors import RowmillError, ToolFailed
+from rowmill.errors import RowmillError, StepFailed, ToolFailed
 from rowmill_contracts.counts import Problem
 
 _LONGEST_MESSAGE = 2000
@@ -40,9 +40,11 @@ def problem_of(error: BaseException, *, column: str | None = None, row: int | No
         code, text = error.code, str(error)
         if isinstance(error, ToolFailed) and error.failure is not None:
             code, tool = error.failure.code, error.failure.tool
+        elif isinstance(error, StepFailed) and error.failure is not None:
+            code = error.failure.code
     else:
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return Problem(code=code, message=_printable(text), column=column, row=row, tool=tool, traceback_digest=traceback_digest(error))
+    return Problem(code=code, message=printable(text), column=column, row=row, tool=tool, traceback_digest=traceback_digest(error))
 
 
 def traceback_digest(error: BaseException) -> str:
@@ -53,6 +55,6 @@ def traceback_digest(error: BaseException) -> str:
     return digest.hexdigest()[:16]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text as it can travel and be stored: no NUL, no lone surrogates."""
     return text[:_LONGEST_MESSAGE].encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")

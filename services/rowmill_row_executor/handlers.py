@@ -195,6 +195,7 @@ class RowsHandler:
             self._engine.clock,
             make_handle=self._handle,
             threads=self._engine.threads,
+            steps=self._engine.steps,
             budget=RunBudget(options.budget),
         )
         return Lane(of, work, program.concurrency or options.concurrency)

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from rowmill_contracts.receipts import Claim, ClaimAnswer, Completion, ConfirmAnswer, FailedCall, LeaseRef, StoreAnswer
 from rowmill_contracts.rows import ReadRow, SettledRow, joined
 from rowmill_contracts.runs import DatasetOpened, OpenDataset, ParkedRow, RecordedCall, ReleaseRun, RunRecord, RunTaken, TermAnswer
-from rowmill_contracts.tools import CallItem, CallOutcome
+from rowmill_contracts.tools import CallItem, CallOutcome, ToolFailure
 from rowmill_row_executor.ports import Asker, DatasetOfRun, Ticket
 
 Answer = Callable[[Asker, CallItem], CallOutcome | Awaitable[CallOutcome]]
@@ -144,6 +146,69 @@ class MemoryDesk:
         else:
             if not future.done():
                 future.set_result(msgspec.structs.replace(outcome, call_id=item.call_id))
+
+
+class MemoryStepReceipts:
+    """`StepReceipts`. Leases do not run out by themselves, and nobody takes them. ``held``: lease id by key. ``halted``: why runs make no calls."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.claims: list[Claim] = []
+        self.outputs: dict[str, tuple[bytes, float]] = {}
+        self.failures: dict[tuple[str, str], ToolFailure] = {}
+        self.held: dict[str, LeaseRef] = {}
+        self.unknown: set[str] = set()
+        self.halted: dict[str, str] = {}
+        self._now = now
+        self._dispatches = 0
+
+    async def claim(self, claim: Claim, *, confirm: bool) -> ClaimAnswer:
+        self.claims.append(claim)
+        output = self.outputs.get(claim.key)
+        if claim.run_id in self.halted:
+            return ClaimAnswer(state="halted", reason=self.halted[claim.run_id])
+        if output is not None and _serves(claim, output[1]):
+            return ClaimAnswer(state="completed", output=msgspec.Raw(output[0]), completed_at=output[1])
+        if (claim.key, claim.run_id) in self.failures:
+            return ClaimAnswer(state="failed", failure=self.failures[claim.key, claim.run_id])
+        if claim.key in self.unknown:
+            return ClaimAnswer(state="unknown")
+        if claim.key in self.held:
+            return ClaimAnswer(state="held", wait_ms=1)
+        self._dispatches += 1
+        self.held[claim.key] = LeaseRef(key=claim.key, lease_id=claim.lease_id, dispatch=self._dispatches)
+        return ClaimAnswer(state="granted", lease_id=claim.lease_id, dispatch=self._dispatches if confirm else 0)
+
+    async def confirm(self, lease: LeaseRef) -> ConfirmAnswer:
+        return ConfirmAnswer(state="confirmed", dispatch=self.held[lease.key].dispatch)
+
+    async def complete(self, completion: Completion) -> StoreAnswer:
+        self.held.pop(completion.key, None)
+        self.outputs[completion.key] = (bytes(completion.output), self._now())
+        return StoreAnswer(state="stored", completed_at=self._now())
+
+    async def fail(self, failed: FailedCall) -> StoreAnswer:
+        self.give_back(failed)
+        return StoreAnswer(state="stored")
+
+    def give_back(self, failed: FailedCall) -> None:
+        self.held.pop(failed.key, None)
+        if failed.outcome_unknown:
+            self.unknown.add(failed.key)
+        elif failed.final:
+            self.failures[failed.key, failed.run_id] = failed.failure
+
+    def release(self, lease: LeaseRef) -> None:
+        self.held.pop(lease.key, None)
+
+    @contextmanager
+    def keeping(self, lease: LeaseRef, on_lost: Callable[[], None]) -> Iterator[None]:
+        del lease, on_lost
+        yield
+
+
+def _serves(claim: Claim, completed_at: float) -> bool:
+    fresh = claim.fresh_for is None or completed_at + claim.fresh_for >= claim.started_at
+    return completed_at >= claim.started_at or (fresh and not claim.force)
 
 
 class MemorySettler:

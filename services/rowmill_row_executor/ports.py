@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
+from rowmill_contracts.receipts import Claim, ClaimAnswer, Completion, ConfirmAnswer, FailedCall, LeaseRef, StoreAnswer
 from rowmill_contracts.rows import ReadRow, SettledRow
 from rowmill_contracts.runs import DatasetOpened, Force, OpenDataset, ParkedRow, RecordedCall, ReleaseRun, RunTaken, TermAnswer
 from rowmill_contracts.tools import CallItem, CallOutcome
@@ -33,6 +35,31 @@ class CallDesk(Protocol):
 
     def ask(self, asker: Asker, shard: int, item: CallItem) -> asyncio.Future[CallOutcome]:
         """Hand in a call; its answer is the future's result. Cancel the future to stop waiting (the call itself goes on)."""
+
+
+class StepReceipts(Protocol):
+    """The receipts of steps, claimed by this process."""
+
+    async def claim(self, claim: Claim, *, confirm: bool) -> ClaimAnswer:
+        """Claim a key, or hear what is stored for it. Raises `UnavailableError` where nobody answers; then nothing is claimed for long."""
+
+    async def confirm(self, lease: LeaseRef) -> ConfirmAnswer:
+        """Right before a step that must not be repeated. Raises `UnavailableError`, as `claim` does."""
+
+    async def complete(self, completion: Completion) -> StoreAnswer:
+        """Store a result; returns once it is stored, however long that takes."""
+
+    async def fail(self, failed: FailedCall) -> StoreAnswer:
+        """Store a failure, likewise."""
+
+    def give_back(self, failed: FailedCall) -> None:
+        """The step was cut off: store that, sooner or later."""
+
+    def release(self, lease: LeaseRef) -> None:
+        """The step was not begun: give its lease back, sooner or later."""
+
+    def keeping(self, lease: LeaseRef, on_lost: Callable[[], None]) -> AbstractContextManager[None]:
+        """Renew a running lease inside the block. ``on_lost`` is called on this loop once somebody else has it."""
 
 
 @dataclass(frozen=True, slots=True)

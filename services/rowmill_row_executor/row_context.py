@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -10,16 +11,19 @@ import structlog
 
 from rowmill.context import RowContext, Tools
 from rowmill.durations import Duration, optional_seconds
+from rowmill.encoding.values import HandleFactory
 from rowmill.errors import UsageError
 from rowmill.runtime.clock import Clock
 from rowmill.steps import WATERFALL_MAX_WAIT
 from rowmill.tool_results import ToolResult
 from rowmill_contracts.budgets import Budget as BudgetOption
 from rowmill_contracts.budgets import limits_of
-from rowmill_contracts.tools import CallOutcome
+from rowmill_contracts.tools import CallOutcome, Effect
 from rowmill_row_executor.cells import CellMeta
 from rowmill_row_executor.endings import Parked
 from rowmill_row_executor.ports import Asker, CallDesk
+from rowmill_row_executor.step_calling import StepIds, refuse_within_step, value_of
+from rowmill_row_executor.step_runner import StepRunner
 from rowmill_row_executor.tool_calling import charge_of, prepare, result_of
 
 log = structlog.get_logger()
@@ -49,15 +53,37 @@ class RowCalls:
 
     ``asked``: since when the call is waiting that the row was parked for, else None. ``paid``: cost by receipt of the calls that this row paid for.
     ``parked``: set once a call must wait; from then on every further call of the row ends it again, whatever author code did with the first.
+    ``column``: the one that is worked now.
     """
 
-    __slots__ = ("_charges", "_clock", "_in_hand", "_providers", "asked", "asker", "caller", "desk", "paid", "parked")
+    __slots__ = (
+        "_charges",
+        "_clock",
+        "_ids",
+        "_in_hand",
+        "_make_handle",
+        "_providers",
+        "_steps",
+        "asked",
+        "asker",
+        "caller",
+        "column",
+        "desk",
+        "paid",
+        "parked",
+    )
 
-    def __init__(self, asker: Asker, desk: CallDesk, caller: str, clock: Clock, asked: float | None) -> None:
+    def __init__(
+        self, asker: Asker, desk: CallDesk, steps: StepRunner, caller: str, clock: Clock, asked: float | None, make_handle: HandleFactory
+    ) -> None:
         self.asker = asker
         self.desk = desk
         self.caller = caller
+        self.column = ""
         self.asked = asked
+        self._steps = steps
+        self._ids = StepIds("one column of one row")
+        self._make_handle = make_handle
         self.paid: dict[str, Decimal] = {}
         self.parked: Parked | None = None
         self._clock = clock
@@ -83,6 +109,7 @@ class RowCalls:
     ) -> ToolResult[Any]:
         """Make a call and wait for its answer. Raises what `result_of` raises, and `UsageError` for an id that is in hand in this row."""
         self.check()
+        refuse_within_step()
         call = prepare(
             self.asker,
             self.desk.new_call_id(),
@@ -111,6 +138,41 @@ class RowCalls:
                 self.parked = parked
             raise
 
+    async def step(
+        self,
+        id: str,  # noqa: A002 - the authoring surface names it so
+        fn: Callable[[], Any],
+        *,
+        semantic_key: Any,
+        stale_after: Duration | None,
+        blocking: bool,
+        effect: Effect,
+    ) -> Any:
+        """Run a step, or get its stored result. Raises what `value_of` raises, and `UsageError` for an id that is in hand in this column."""
+        self.check()
+        refuse_within_step()
+        column = self.column
+        step = self._ids.prepare(
+            self.asker,
+            id,
+            fn,
+            caller=self.caller,
+            column=column,
+            semantic_key=semantic_key,
+            stale_after=stale_after,
+            blocking=blocking,
+            effect=effect,
+        )
+        with self._ids.in_hand(column, step):
+            outcome = await self._steps.run(self.asker, step)
+        self._answered(outcome)
+        try:
+            return value_of(step, outcome, self._make_handle, asked=self._clock.now() if self.asked is None else self.asked)
+        except Parked as parked:
+            if self.parked is None:
+                self.parked = parked
+            raise
+
     def account(self, meta: CellMeta) -> None:
         """Put what was called and paid since the last time into a cell."""
         if self._providers:
@@ -128,6 +190,9 @@ class RowCalls:
         if charge is not None and charge[0] not in self.paid:
             self.paid[charge[0]] = charge[1]
             self._charges.append(charge[1])
+        self._answered(outcome)
+
+    def _answered(self, outcome: CallOutcome) -> None:
         if self.asked is not None and outcome.completed_at is not None and outcome.completed_at > self.asked:
             self.asked = None  # the call that the row was parked for is answered; later calls have not waited yet
 
@@ -178,6 +243,18 @@ class RowCtx(RowContext):
     @property
     def budget(self) -> RunBudget:
         return self._budget
+
+    async def step(
+        self,
+        id: str,  # noqa: A002 - the authoring surface names it so
+        fn: Callable[[], Any],
+        *,
+        semantic_key: Any = None,
+        stale_after: Duration | None = None,
+        blocking: bool = False,
+        effect: Effect = "idempotent",
+    ) -> Any:
+        return await self._calls.step(id, fn, semantic_key=semantic_key, stale_after=stale_after, blocking=blocking, effect=effect)
 
     def log(self, message: str, **fields: Any) -> None:
         log.info("play_log", run_id=self._run.id, row=self._calls.caller, message=message, fields=fields)

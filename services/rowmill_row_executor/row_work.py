@@ -30,6 +30,7 @@ from rowmill_row_executor.cells import CellMeta, KnownCell, decode_known, encode
 from rowmill_row_executor.failures import RowFailure, RowTooLarge, problem_of
 from rowmill_row_executor.ports import Asker, CallDesk
 from rowmill_row_executor.row_context import RowCalls, RowCtx, Run, RunBudget
+from rowmill_row_executor.step_runner import StepRunner
 
 log = structlog.get_logger()
 
@@ -81,6 +82,7 @@ class RowWork:
         *,
         make_handle: HandleFactory,
         threads: Executor,
+        steps: StepRunner,
         budget: RunBudget | None = None,
     ) -> None:
         self.program = program
@@ -89,6 +91,7 @@ class RowWork:
         self._clock = clock
         self._make_handle = make_handle
         self._threads = threads
+        self._steps = steps
         self._run = Run(asker.run_id)
         self._budget = budget or RunBudget()
         self._persisted = frozenset(program.persisted)
@@ -141,7 +144,8 @@ class RowWork:
                 worked.meta[name] = {**cell.meta, "status": "cached"}
                 continue
             if ctx is None and (column.resolver.takes_context or column.resolver.program is not None):
-                worked.calls = RowCalls(self.asker, self._desk, f"{self.program.key}/{task.key}", self._clock, task.asked)
+                caller = f"{self.program.key}/{task.key}"
+                worked.calls = RowCalls(self.asker, self._desk, self._steps, caller, self._clock, task.asked, self._make_handle)
                 ctx = RowCtx(worked.calls, self._run, self._budget)
             value, encoded = await self._compute(column, row, ctx, worked, time)
             row.put(name, value)
@@ -158,6 +162,8 @@ class RowWork:
         if column.persisted:
             worked.meta[column.name] = meta
         resolver = column.resolver
+        if worked.calls is not None:
+            worked.calls.column = column.name
         try:
             if column.run_if is not None and not await _awaited(column.run_if(view)):
                 meta.status = "skipped"

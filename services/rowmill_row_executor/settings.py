@@ -49,7 +49,17 @@ class RowExecutorSettings(ServiceSettings):
     """When such a row is looked at again."""
 
     body_timeout: Seconds = 600.0
-    """How long a body may go on without an end, a wait or a call of its context; then its run fails with `BodyTimeout`."""
+    """How long a body may go on without an end, a wait or a call of its context; then its run fails with `BodyTimeout`. Each of its steps may take as
+    long."""
+
+    step_hold: Seconds = 5.0
+    """How long a row or body waits in hand for a step that another executor runs; then it waits outside."""
+
+    step_again: Seconds = 5.0
+    """When it is looked at again."""
+
+    step_renewal: Seconds = 20.0
+    """How often leases of running steps are renewed: a third of what they last (60 s)."""
 
     lease_patience: Seconds = 12.0
     """How long a body that may have crashed its executor is held until that one's lease is over: longer than a run's lease lasts (8 s)."""

@@ -6,9 +6,9 @@ Calls are keyed and on record: a body is replayed after each wait, and a call th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from decimal import Decimal
-from typing import Any, NoReturn, Protocol, TypeVar, overload
+from typing import Any, Literal, NoReturn, Protocol, TypeVar, overload
 
 from pydantic import BaseModel
 
@@ -20,6 +20,7 @@ from rowmill.rows import Rows
 from rowmill.tools import FunctionTool, HttpTool, In, Out, Tool, ToolResult
 
 RowModel = TypeVar("RowModel", bound=BaseModel)
+Value = TypeVar("Value")
 
 DatasetSource = Rows[Any] | Handle | Iterable[Mapping[str, Any] | BaseModel]
 """Where a dataset's rows come from: a staged input, another dataset of this play, or rows in memory (sealed before the first one runs)."""
@@ -80,6 +81,55 @@ class Calling(ABC):
     @abstractmethod
     def log(self, message: str, **fields: Any) -> None:
         """Keep a line with the run, apart from its output. Repeated by replays; the engine keeps it once per call position."""
+
+    @overload
+    async def step(
+        self,
+        id: str,
+        fn: Callable[[], Awaitable[Value]],
+        *,
+        semantic_key: Any = None,
+        stale_after: Duration | None = None,
+        blocking: bool = False,
+        effect: Literal["idempotent", "non_idempotent"] = "idempotent",
+    ) -> Value: ...
+
+    @overload
+    async def step(
+        self,
+        id: str,
+        fn: Callable[[], Value],
+        *,
+        semantic_key: Any = None,
+        stale_after: Duration | None = None,
+        blocking: bool = False,
+        effect: Literal["idempotent", "non_idempotent"] = "idempotent",
+    ) -> Value: ...
+
+    @abstractmethod
+    async def step(
+        self,
+        id: str,  # noqa: A002 - API.md's name
+        fn: Callable[[], Any],
+        *,
+        semantic_key: Any = None,
+        stale_after: Duration | None = None,
+        blocking: bool = False,
+        effect: Literal["idempotent", "non_idempotent"] = "idempotent",
+    ) -> Any:
+        """The result of ``fn()``, which may be async. Once it is stored it is never computed again, whatever dies: not by a replay, a redelivery or a
+        retry.
+
+        ``id`` names the step in its body, or in its column of its row; used again there, it is the next step of that name, and two at once are
+        refused. The result belongs to the run, or, with ``stale_after``, to the play: later runs take one that was no older than that at their start
+        and was computed by the same code (in a row, for the same row key). ``semantic_key``: whatever else makes the result another one; what ``fn``
+        closes over is not looked at. ``blocking``: a sync ``fn`` runs in a thread.
+
+        A step that is cut off (a crash, a lost lease, a row's time) runs again, from its beginning. With ``effect="non_idempotent"`` it does not: its
+        outcome is unknown then, until an operator settles its receipt. ``fn`` gets no ``ctx``, and must not use one.
+
+        Raises `StepFailed` where ``fn`` raised or its result cannot be stored; the run keeps that and does not call ``fn`` again, another run does.
+        """
 
     @overload
     async def call(

@@ -127,6 +127,16 @@ class ToolFailed(RowmillError):
         self.failure = failure
 
 
+class StepFailed(RowmillError):
+    """The function of a `ctx.step` raised, or gave what cannot be stored; `failure` is the record that its run keeps. The same at every replay."""
+
+    code = "step_failed"
+
+    def __init__(self, message: str, failure: ToolFailure | None = None) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+
 class Suspended(BaseException):
     """A play body or row must wait for something longer than a coroutine may; it is dropped and replayed later.
 

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from rowmill.encoding.values import encode_value
 from rowmill.errors import ValueNotStorable
@@ -35,6 +36,43 @@ def column_version(resolver: Any, *, run_if: Any = None, else_value: Any = None)
     facts = ["column.v1", _facts(resolver, deep=True)]
     if run_if is not None:
         facts += ["run_if", _facts(run_if, deep=True), "else", _facts(else_value, deep=False)]
+    return _digest(facts)
+
+
+def code_version(function: Any) -> str:
+    """The version of what a function's code does, with the project's functions, tools and constants that it names; not of the values that it closes
+    over or is bound to, which differ from row to row.
+    """
+    while not isinstance(function, FunctionType):
+        inner = _code_of(function)
+        if inner is None:
+            return _digest(["step.v1", getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__qualname__)])
+        function = inner
+    known = _CODE_VERSIONS.get(function.__code__)
+    if known is None:
+        node = node_of(function.__code__)
+        own = ["code", code_facts(function.__code__)] if node is None else ["tree", *tree_facts(node)]
+        named = [[name, _facts(value, deep=False)] for name, value in sorted(_named(function, node).items())]
+        known = _CODE_VERSIONS[function.__code__] = _digest(["step.v1", own, named])
+    return known
+
+
+_CODE_VERSIONS: WeakKeyDictionary[CodeType, str] = WeakKeyDictionary()
+
+
+def _code_of(value: Any) -> Any:
+    """The function within a partial, a method or a callable object; None: there is none."""
+    if isinstance(value, functools.partial):
+        return value.func
+    if isinstance(value, MethodType):
+        return value.__func__
+    if isinstance(value, Column):
+        return value.function
+    called = type(value).__call__ if callable(value) and not isinstance(value, type) else None
+    return called if isinstance(called, FunctionType) else None
+
+
+def _digest(facts: list[Any]) -> str:
     return hashlib.sha256(repr(facts).encode("utf-8", "backslashreplace")).hexdigest()[:_DIGITS]
 
 

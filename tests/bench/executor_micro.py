@@ -29,12 +29,13 @@ from rowmill_contracts.envelope import Message, decode, encode
 from rowmill_contracts.rows import RowTask, RowTasks
 from rowmill_contracts.tools import CallOutcome, ToolCalls, ToolResults
 from rowmill_row_executor.calls import BusCallDesk
-from rowmill_row_executor.in_memory import MemorySettler, MemorySheets
+from rowmill_row_executor.in_memory import MemorySettler, MemorySheets, MemoryStepReceipts
 from rowmill_row_executor.ports import Asker, DatasetOfRun
 from rowmill_row_executor.row_runner import Lane, RowRunner
 from rowmill_row_executor.row_work import RowWork
 from rowmill_row_executor.settings import RowExecutorSettings
 from rowmill_row_executor.settling import BusSettler, PageTicket
+from rowmill_row_executor.step_runner import StepRunner
 
 
 class Lead(BaseModel):
@@ -144,6 +145,7 @@ async def work(program: DatasetProgram, pages: list[bytes]) -> float:
             clock,
             make_handle=lambda run_id, dataset: PagedHandle(run_id, dataset, sheets),
             threads=threads,
+            steps=StepRunner(MemoryStepReceipts(clock.now), clock, threads, hold=5, again=5, body_limit=600, row_limit=3600),
         )
         of = DatasetOfRun("run", 1, "default", "bench", "bench")
         lane = Lane(of, row_work, None)

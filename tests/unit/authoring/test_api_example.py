@@ -65,6 +65,9 @@ class FakeRow(RowContext):
     def budget(self) -> Budget:
         raise NotImplementedError
 
+    async def step(self, id: str, fn: Callable[[], Any], **_: Any) -> Any:  # noqa: A002
+        raise NotImplementedError
+
     def log(self, message: str, **fields: Any) -> None:
         raise NotImplementedError
 

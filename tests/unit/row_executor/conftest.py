@@ -14,6 +14,7 @@ import pytest
 from rowmill import registry
 from rowmill.paged_handle import PagedHandle
 from rowmill.plays import Play
+from rowmill.runtime.clock import SystemClock
 from rowmill_contracts.counts import Counts
 from rowmill_contracts.rows import RowTask
 from rowmill_contracts.runs import DatasetOpened, ReleaseRun, RunOptions, RunRecord, StagedInput
@@ -21,11 +22,12 @@ from rowmill_contracts.tools import CallItem, CallOutcome
 from rowmill_row_executor.bodies import BodyDriver, Lease
 from rowmill_row_executor.capture import Captured, capture
 from rowmill_row_executor.engine import Engine
-from rowmill_row_executor.in_memory import MemoryAdmission, MemoryDesk, MemorySettler, MemorySheets
+from rowmill_row_executor.in_memory import MemoryAdmission, MemoryDesk, MemorySettler, MemorySheets, MemoryStepReceipts
 from rowmill_row_executor.ports import Asker, DatasetOfRun
 from rowmill_row_executor.row_runner import Lane, RowRunner
 from rowmill_row_executor.row_work import RowWork
 from rowmill_row_executor.settling import PageTicket
+from rowmill_row_executor.step_runner import StepRunner
 
 RUN = "run-1"
 CODE = "code-1"
@@ -83,6 +85,8 @@ class Bench:
         self.answer: Callable[[CallItem], Any] = lambda item: CallOutcome(call_id=item.call_id, outcome="completed")
         self.desk = MemoryDesk(lambda _, item: self.answer(item))
         self.leases = LeasesForEver()
+        self.receipts = MemoryStepReceipts(self.clock.now)
+        self.steps = StepRunner(self.receipts, SystemClock(), threads, hold=0.02, again=5.0, body_limit=0.2, row_limit=20.0)
         self.threads = threads
         self.engine = Engine(
             admission=self.admission,
@@ -92,6 +96,7 @@ class Bench:
             clock=self.clock,
             code=RegisteredCode(),
             threads=threads,
+            steps=self.steps,
         )
         self.driver = BodyDriver(self.engine, self.leases, drop_patience=1.0)
 
@@ -163,6 +168,7 @@ class Bench:
             self.clock,
             make_handle=lambda run_id, dataset: PagedHandle(run_id, dataset, self.sheets),
             threads=self.threads,
+            steps=self.steps,
         )
         return Lane(DatasetOfRun(RUN, 1, "default", "bench", program.key), work, concurrency)
 

@@ -15,9 +15,8 @@ from rowmill.runtime.clock import SystemClock
 from rowmill_contracts.runs import RunRecord
 from rowmill_row_executor.bodies import Lease
 from rowmill_row_executor.in_memory import MemoryAdmission
-from rowmill_row_executor.leases import LeaseThread
+from rowmill_row_executor.leases import LeaseOwners, LeaseThread
 from rowmill_row_executor.loop_watch import LoopWatch
-from rowmill_row_executor.ports import Admission
 
 
 class Renewals(MemoryAdmission):
@@ -38,7 +37,7 @@ async def renewals() -> AsyncIterator[tuple[Renewals, LeaseThread]]:
     admission = Renewals()
 
     @asynccontextmanager
-    async def opened() -> AsyncIterator[Admission]:
+    async def opened() -> AsyncIterator[LeaseOwners]:
         yield admission  # type: ignore[misc]
 
     thread = LeaseThread(opened, SystemClock())
@@ -68,9 +67,9 @@ async def test_who_lost_a_lease_is_told_on_its_own_loop(renewals: tuple[Renewals
 
 async def test_stopping_before_admission_answers_does_not_hang() -> None:
     @asynccontextmanager
-    async def never() -> AsyncIterator[Admission]:
+    async def never() -> AsyncIterator[LeaseOwners]:
         await asyncio.Event().wait()
-        yield MemoryAdmission()
+        yield MemoryAdmission()  # type: ignore[misc]
 
     thread = LeaseThread(never, SystemClock())
     thread.start()

@@ -1,0 +1,223 @@
+"""The receipts of steps, over the bus: claims and outcomes in pages, outcomes asked for again until they are stored.
+
+Owns which leases may or may not be ours: a claim that nobody answered is given back until that is heard, for its step was not begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+import structlog
+
+from rowmill.errors import AskDied, RowmillError, UnavailableError
+from rowmill.runtime.clock import Clock, backoff
+from rowmill.runtime.gathering import Gatherer
+from rowmill_contracts.envelope import PAGE_BYTES, Message
+from rowmill_contracts.receipts import (
+    MAX_ITEMS,
+    Claim,
+    ClaimAnswer,
+    ClaimReceipts,
+    Complete,
+    Completed,
+    Completion,
+    Confirm,
+    ConfirmAnswer,
+    Confirmed,
+    Fail,
+    FailedCall,
+    LeaseRef,
+    ReceiptsClaimed,
+    Release,
+    Released,
+    StoreAnswer,
+)
+from rowmill_contracts.tools import ToolFailure
+from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
+
+log = structlog.get_logger()
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+AnswerT = TypeVar("AnswerT")
+
+_ITEM_BYTES = 400
+"""About what one claim or outcome takes beside its output."""
+
+_AGAIN = 5.0
+"""Seconds between two requests to store an outcome, at most."""
+
+
+class Asks(Protocol):
+    """What the bus does for requests."""
+
+    async def ask(self, message: Message, key: str, answer: type[ReplyT], *, timeout: float | None = None) -> ReplyT: ...
+
+
+class StepLeases(Protocol):
+    """Keeps the leases of steps while they run, and the presence that they end with."""
+
+    async def present(self, instead_of: str = "") -> str:
+        """The name under which this process is there, known to the receipt-store; another one than ``instead_of``, which has ended."""
+
+    def keeping(self, lease: LeaseRef, on_lost: Callable[[], None]) -> AbstractContextManager[None]: ...
+
+
+class _Item:
+    """One request of a page, and who waits for its answer."""
+
+    __slots__ = ("answer", "facts")
+
+    def __init__(self, facts: Any) -> None:
+        self.facts = facts
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+
+class BusStepReceipts:
+    """``holder``: this process. ``gather``: seconds for which a page waits for more. Drain it before its bus stops."""
+
+    def __init__(self, asks: Asks, leases: StepLeases, clock: Clock, *, holder: str, gather: float) -> None:
+        self._asks = asks
+        self._leases = leases
+        self._clock = clock
+        self._holder = holder
+        self._presence = ""
+
+        def pages(flush: Callable[[list[_Item]], Awaitable[None]]) -> Gatherer[_Item]:
+            return Gatherer(flush, max_items=MAX_ITEMS, max_age=gather, max_bytes=PAGE_BYTES, size=_size_of)
+
+        self._claims = {confirm: pages(self._claiming(confirm=confirm)) for confirm in (True, False)}
+        self._confirms = pages(self._confirm)
+        self._completions = pages(self._complete)
+        self._failures = pages(self._fail)
+        self._releases = pages(self._release)
+
+    # ---- the port ---------------------------------------------------------------------------------------------------------------------
+
+    async def claim(self, claim: Claim, *, confirm: bool) -> ClaimAnswer:
+        while True:
+            presence = self._presence
+            if not presence:
+                presence = self._presence = await self._leases.present()
+            answer: ClaimAnswer = await self._ask(self._claims[confirm], claim)
+            if answer.state != "refused":
+                return answer
+            if self._presence == presence:  # it has ended: this process was away for too long
+                self._presence = await self._leases.present(instead_of=presence)
+
+    async def confirm(self, lease: LeaseRef) -> ConfirmAnswer:
+        answer: ConfirmAnswer = await self._ask(self._confirms, lease)
+        return answer
+
+    async def complete(self, completion: Completion) -> StoreAnswer:
+        answer: StoreAnswer = await self._ask(self._completions, completion)
+        return answer
+
+    async def fail(self, failed: FailedCall) -> StoreAnswer:
+        answer: StoreAnswer = await self._ask(self._failures, failed)
+        return answer
+
+    def give_back(self, failed: FailedCall) -> None:
+        self._failures.add(_Item(failed))
+
+    def release(self, lease: LeaseRef) -> None:
+        self._releases.add(_Item(lease))
+
+    def keeping(self, lease: LeaseRef, on_lost: Callable[[], None]) -> AbstractContextManager[None]:
+        return self._leases.keeping(lease, on_lost)
+
+    async def drain(self) -> None:
+        """Wait until everything that was handed in is answered."""
+        for pages in (*self._claims.values(), self._confirms, self._completions, self._failures, self._releases):
+            await pages.drain()
+
+    async def _ask(self, pages: Gatherer[_Item], facts: Any) -> Any:
+        item = _Item(facts)
+        pages.add(item)
+        return await item.answer
+
+    # ---- pages ------------------------------------------------------------------------------------------------------------------------
+
+    def _claiming(self, *, confirm: bool) -> Callable[[list[_Item]], Awaitable[None]]:
+        async def flush(items: list[_Item]) -> None:
+            claims: list[Claim] = [item.facts for item in items]
+            request = ClaimReceipts(holder=self._holder, claims=claims, confirm=confirm, presence=self._presence)
+            try:
+                answers = _aligned((await self._asks.ask(request, RECEIPTS_CLAIMS, ReceiptsClaimed)).answers, items)
+            except AskDied as error:
+                _tell(items, [ClaimAnswer(state="failed", failure=_dead(claim.tool, error)) for claim in claims])
+            except RowmillError as error:
+                log.warning("step_claims_unanswered", claims=len(items), error=str(error))
+                _refuse(items, error)
+                for claim in claims:  # each may be ours all the same
+                    self.release(_unsent(claim))
+            else:
+                for item, claim, answer in zip(items, claims, answers, strict=True):
+                    if item.answer.done() and answer.state == "granted":
+                        self.release(_unsent(claim))  # who asked is gone
+                _tell(items, answers)
+
+        return flush
+
+    async def _confirm(self, items: list[_Item]) -> None:
+        try:
+            request = Confirm(leases=[item.facts for item in items])
+            _tell(items, _aligned((await self._asks.ask(request, RECEIPTS_SETTLE, Confirmed)).answers, items))
+        except RowmillError as error:
+            log.warning("step_confirms_unanswered", leases=len(items), error=str(error))
+            _refuse(items, error)
+
+    async def _complete(self, items: list[_Item]) -> None:
+        stored = await self._until_heard(Complete(completions=[item.facts for item in items]), Completed)
+        _tell(items, stored.answers)
+
+    async def _fail(self, items: list[_Item]) -> None:
+        stored = await self._until_heard(Fail(failures=[item.facts for item in items]), Completed)
+        _tell(items, stored.answers)
+
+    async def _release(self, items: list[_Item]) -> None:
+        await self._until_heard(Release(leases=[item.facts for item in items]), Released)
+
+    async def _until_heard(self, request: Message, answer: type[ReplyT]) -> ReplyT:
+        failures = 0
+        while True:
+            try:
+                return await self._asks.ask(request, RECEIPTS_SETTLE, answer)
+            except RowmillError as error:
+                failures += 1
+                log.warning("steps_not_stored", message_type=request.message_type, failures=failures, error=str(error))
+                await self._clock.sleep(backoff(failures, first=0.1, limit=_AGAIN))
+
+
+def _size_of(item: _Item) -> int:
+    return _ITEM_BYTES + (len(memoryview(item.facts.output)) if isinstance(item.facts, Completion) else 0)
+
+
+def _unsent(claim: Claim) -> LeaseRef:
+    return LeaseRef(key=claim.key, lease_id=claim.lease_id, run_id=claim.run_id)
+
+
+def _aligned(answers: Sequence[AnswerT], items: Sequence[_Item]) -> Sequence[AnswerT]:
+    if len(answers) != len(items):
+        raise UnavailableError(f"the receipt-store gave {len(answers)} answers to {len(items)} requests")
+    return answers
+
+
+def _tell(items: Sequence[_Item], answers: Sequence[object]) -> None:
+    for item, answer in zip(items, answers, strict=True):
+        if not item.answer.done():
+            item.answer.set_result(answer)
+
+
+def _refuse(items: Sequence[_Item], error: RowmillError) -> None:
+    unavailable = error if isinstance(error, UnavailableError) else UnavailableError(str(error))
+    for item in items:
+        if not item.answer.done():
+            item.answer.set_exception(unavailable)
+
+
+def _dead(tool: str, error: AskDied) -> ToolFailure:
+    """Nothing was claimed: the step failed before it was begun."""
+    return ToolFailure(tool=tool, code="dead_lettered", message=str(error), origin="receipts", category="dead_lettered")

@@ -1,0 +1,414 @@
+"""Steps of bodies and rows: run once, kept on receipts, the same at every replay."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+
+from rowmill import Context, play, steps
+from rowmill.datasets import DatasetBuilder
+from rowmill.errors import DefinitionError, StepFailed, UsageError
+from rowmill_contracts.runs import RunOptions
+from rowmill_row_executor.ports import Asker
+from rowmill_row_executor.step_calling import StepIds
+
+RUN = "run-1"
+
+
+class Work:
+    """A step's function that counts."""
+
+    def __init__(self, *results: Any) -> None:
+        self.done = 0
+        self.results = results
+
+    def __call__(self) -> Any:
+        self.done += 1
+        result = self.results[min(self.done, len(self.results)) - 1] if self.results else self.done
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+
+def program(**columns: Any) -> Any:
+    builder = DatasetBuilder("people", [], None)  # type: ignore[arg-type]
+    for name, resolver in columns.items():
+        builder = builder.with_column(name, resolver)
+    return builder.program()
+
+
+def cells(bench: Any) -> Any:
+    return bench.settler.values(RUN, "people")
+
+
+def error_of(bench: Any, row: int = 0) -> Any:
+    return bench.settler.settled[RUN, "people"][row].error
+
+
+def lose_the_record(bench: Any) -> None:
+    """The body died before its record was stored."""
+    run = bench.admission.runs[RUN]
+    run.calls.clear()
+    run.ending = None
+
+
+def output(ending: Any) -> Any:
+    assert ending.outcome == "completed", ending
+    return msgspec.json.decode(ending.output)
+
+
+# ---- rows -------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_step_of_a_row_that_is_worked_again_is_not_run_again(bench: Any) -> None:
+    work = Work()
+    people = program(score=lambda row, ctx: ctx.step("score", work))
+    await bench.run_rows(people, [{"n": 1}, {"n": 2}])
+    first = cells(bench)
+    await bench.run_rows(people, [{"n": 1}, {"n": 2}])
+    assert (work.done, first) == (2, [{"score": 1}, {"score": 2}])
+    assert cells(bench) == first
+
+
+async def test_columns_may_use_one_id_and_a_loop_the_same_id_again(bench: Any) -> None:
+    async def thrice(row: Any, ctx: Any) -> list[int]:
+        return [await ctx.step("tick", work) for _ in range(3)]
+
+    work = Work()
+    people = program(a=thrice, b=thrice)
+    for _ in range(2):
+        await bench.run_rows(people, [{"n": 1}])
+        assert cells(bench) == [{"a": [1, 2, 3], "b": [4, 5, 6]}]
+    assert work.done == 6
+
+
+async def test_two_steps_of_one_id_at_once_are_refused(bench: Any) -> None:
+    async def both(row: Any, ctx: Any) -> Any:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ctx.step("same", asyncio.Event().wait))
+            group.create_task(ctx.step("same", Work()))
+
+    def told(error: Any) -> str:
+        return str(error.exceptions[0])
+
+    async def refused(row: Any, ctx: Any) -> Any:
+        try:
+            await both(row, ctx)
+        except ExceptionGroup as group:
+            return told(group)
+
+    await bench.run_rows(program(a=refused), [{"n": 1}])
+    assert cells(bench) == [{"a": "step id 'same' is used twice at once in one column of one row; give each step its own id"}]
+    assert not bench.receipts.held, "the other branch was cut off and its lease kept"
+
+
+async def test_what_the_author_gets_is_what_is_stored(bench: Any) -> None:
+    seen: list[Any] = []
+
+    async def price(row: Any, ctx: Any) -> Any:
+        seen.append(await ctx.step("price", lambda: {"eur": Decimal("1.10"), "parts": (1, 2)}))
+
+    for _ in range(2):
+        await bench.run_rows(program(price=price), [{"n": 1}])
+    assert seen == [{"eur": Decimal("1.10"), "parts": (1, 2)}] * 2
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "says"),
+    [
+        (object(), "value_not_storable", "the result of step 'score' cannot be stored: a value of type object cannot be stored"),
+        ("x" * (8 * 1024 * 1024), "too_large", "the result of step 'score' is"),
+        (ValueError("no luck"), "step_failed", "step 'score' failed: ValueError: no luck"),
+        (SystemExit(3), "step_failed", "step 'score' failed: StepExited: its function ended the process: SystemExit(3)"),
+        (asyncio.CancelledError(), "step_failed", "step 'score' failed: its function was cancelled"),
+    ],
+)
+async def test_a_failure_names_the_step_and_is_kept_for_its_run(bench: Any, result: Any, code: str, says: str) -> None:
+    work = Work(result, "fine")
+    people = program(score=lambda row, ctx: ctx.step("score", work))
+    for _ in range(2):
+        await bench.run_rows(people, [{"n": 1}])
+        assert (error_of(bench).code, error_of(bench).column) == (code, "score")
+        assert error_of(bench).message.startswith(says)
+    assert work.done == 1
+
+
+async def test_author_code_meets_the_same_error_at_first_and_later(bench: Any) -> None:
+    async def careful(row: Any, ctx: Any) -> str:
+        try:
+            return str(await ctx.step("score", work))
+        except StepFailed as error:
+            return str(error)
+
+    work = Work(ValueError("no luck"))
+    for _ in range(2):
+        await bench.run_rows(program(score=careful), [{"n": 1}])
+        assert cells(bench) == [{"score": "step 'score' failed: ValueError: no luck"}]
+
+
+async def test_a_step_that_another_executor_runs_parks_its_row(bench: Any) -> None:
+    work = Work()
+    people = program(score=lambda row, ctx: ctx.step("score", work))
+    await bench.run_rows(people, [{"n": 1}])
+    [key] = bench.receipts.outputs
+    bench.receipts.outputs.clear()
+    bench.receipts.held[key] = bench.receipts.claims[0]
+    await bench.run_rows(people, [{"n": 1}])
+    [(_, row, reason, halted)] = bench.settler.parked
+    assert (row.wait_ms, row.asked, reason, halted) == (5000, bench.clock.now(), "step score is run elsewhere", False)
+    assert work.done == 1
+
+
+async def test_rows_of_a_halted_run_wait_for_it(bench: Any) -> None:
+    bench.receipts.halted[RUN] = "pause"
+    await bench.run_rows(program(score=lambda row, ctx: ctx.step("score", Work())), [{"n": 1}])
+    assert [(reason, halted) for _, _, reason, halted in bench.settler.parked] == [("pause", True)]
+
+
+async def test_a_row_whose_time_is_over_gives_its_step_back(bench: Any) -> None:
+    async def slow(row: Any, ctx: Any) -> Any:
+        await ctx.step("slow", started.set_and_wait)
+
+    class Started(asyncio.Event):
+        async def set_and_wait(self) -> None:
+            self.set()
+            await asyncio.Event().wait()
+
+    started = Started()
+    working = asyncio.ensure_future(bench.run_rows(program(score=slow), [{"n": 1}]))
+    await started.wait()
+    assert bench.receipts.held
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    assert not bench.receipts.held
+
+
+async def test_a_step_that_must_not_be_repeated_is_unknown_once_it_was_cut_off(bench: Any) -> None:
+    async def pay(row: Any, ctx: Any) -> Any:
+        await ctx.step("pay", started.set_and_wait, effect="non_idempotent")
+
+    class Started(asyncio.Event):
+        async def set_and_wait(self) -> None:
+            self.set()
+            await asyncio.Event().wait()
+
+    started = Started()
+    working = asyncio.ensure_future(bench.run_rows(program(score=pay), [{"n": 1}]))
+    await started.wait()
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    await bench.run_rows(program(score=pay), [{"n": 1}])
+    assert error_of(bench).code == "outcome_unknown"
+    assert "step 'pay' was cut off and must not be repeated" in error_of(bench).message
+
+
+async def test_a_blocking_step_runs_in_a_thread(bench: Any) -> None:
+    await bench.run_rows(program(where=lambda row, ctx: ctx.step("where", lambda: threading.current_thread().name, blocking=True)), [{"n": 1}])
+    assert cells(bench)[0]["where"] != threading.current_thread().name
+
+
+async def test_a_function_that_uses_ctx_is_refused(bench: Any) -> None:
+    await bench.run_rows(program(a=lambda row, ctx: ctx.step("outer", lambda: ctx.step("inner", Work()))), [{"n": 1}])
+    assert "the function of step 'outer' uses ctx; make that call outside of the step and hand its result in" in error_of(bench).message
+
+
+async def test_steps_of_programs_have_steps(bench: Any) -> None:
+    work = Work()
+    nested = (
+        steps().step("one", lambda row, ctx: ctx.step("s", work)).step("two", lambda row, ctx: ctx.step("s", work)).returns(lambda row: row["two"])
+    )
+    for _ in range(2):
+        await bench.run_rows(program(a=nested), [{"n": 1}])
+        assert cells(bench) == [{"a": 2}]
+
+
+# ---- bodies -----------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_step_of_a_body_is_run_once_over_all_replays(bench: Any) -> None:
+    work = Work()
+
+    @play("steady")
+    async def steady(ctx: Context) -> Any:
+        first = await ctx.step("one", work)
+        await ctx.dataset("a", [{"n": first}]).with_column("m", lambda row: 1).run()
+        return [first, await ctx.step("one", work)]
+
+    bench.start(steady)
+    assert (await bench.advance()).outcome == "waiting"
+    assert next(call.kind for call in bench.admission.runs[RUN].calls.values()) == "step"
+    bench.receipts.outputs.clear()  # the record answers
+    bench.close("a", admitted=1, completed=1)
+    assert output(await bench.advance()) == [1, 2]
+    assert [claim.run_term for claim in bench.receipts.claims] == [1, 2]
+
+
+async def test_a_body_that_dies_before_its_record_is_stored_finds_the_step_on_its_receipt(bench: Any) -> None:
+    work = Work()
+
+    @play("steady")
+    async def steady(ctx: Context) -> Any:
+        return await ctx.step("one", work)
+
+    bench.start(steady)
+    await bench.advance()
+    lose_the_record(bench)
+    assert output(await bench.advance()) == 1
+    assert work.done == 1
+
+
+async def test_a_body_whose_step_another_executor_runs_waits_outside(bench: Any) -> None:
+    @play("steady")
+    async def steady(ctx: Context) -> Any:
+        return await ctx.step("one", Work())
+
+    bench.start(steady)
+    await bench.advance()
+    [key] = bench.receipts.outputs
+    bench.receipts.outputs.clear()
+    lose_the_record(bench)
+    bench.receipts.held[key] = bench.receipts.claims[0]
+    assert (await bench.advance()).waiting_for == "step:one"
+    assert bench.admission.later == [(RUN, "step:one", 5000)]
+    del bench.receipts.held[key]
+    assert output(await bench.advance()) == 1
+
+
+async def test_a_body_step_goes_on_while_a_dataset_waits(bench: Any) -> None:
+    go = asyncio.Event()
+
+    @play("both")
+    async def both(ctx: Context) -> Any:
+        await asyncio.gather(ctx.step("slow", go.wait), ctx.dataset("a", [{"n": 1}]).with_column("m", lambda row: 1).run())
+
+    bench.start(both)
+    advancing = asyncio.ensure_future(bench.advance())
+    while (RUN, "a") not in bench.admission.opened:
+        await asyncio.sleep(0.001)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not advancing.done(), "the body was dropped while its step ran"
+    go.set()
+    assert (await advancing).outcome == "waiting"
+    assert [call.kind for call in bench.admission.runs[RUN].calls.values()].count("step") == 1
+
+
+async def test_a_body_step_that_never_returns_fails(bench: Any) -> None:
+    @play("stuck")
+    async def stuck(ctx: Context) -> Any:
+        await ctx.step("slow", asyncio.Event().wait)
+
+    bench.start(stuck)
+    ending = await bench.advance()
+    assert (ending.outcome, ending.error.code, ending.error.message) == ("failed", "step_timeout", "step 'slow' took longer than 0.2 s")
+
+
+async def test_a_replay_that_meets_another_step_fails(bench: Any) -> None:
+    names = iter(["one", "other"])
+
+    @play("fickle")
+    async def fickle(ctx: Context) -> Any:
+        await ctx.step(next(names), Work())
+        await ctx.dataset("a", [{"n": 1}]).with_column("m", lambda row: 1).run()
+
+    bench.start(fickle)
+    await bench.advance()
+    ending = await bench.advance()
+    assert ending.error.code == "non_deterministic_play"
+    assert "recorded step 'one'" in ending.error.message
+
+
+async def test_two_steps_of_one_id_at_once_in_a_body_are_refused(bench: Any) -> None:
+    @play("twice")
+    async def twice(ctx: Context) -> Any:
+        await asyncio.gather(ctx.step("same", asyncio.Event().wait), ctx.step("same", Work()))
+
+    bench.start(twice)
+    assert "step id 'same' is used twice at once in this body" in (await bench.advance()).error.message
+
+
+# ---- who shares -------------------------------------------------------------------------------------------------------------------------
+
+
+def key_of(fn: Callable[[], Any] = lambda: 1, **facts: Any) -> str:
+    asked: dict[str, Any] = {"id": "score", "run": "run-1", "play": "leads", "org": "ours", "caller": "people/k1", "column": "a"}
+    asked |= {"semantic_key": None, "stale_after": None, "blocking": False, "effect": "idempotent"} | facts
+    asker = Asker(asked.pop("run"), asked.pop("org"), asked.pop("play"), 0.0)
+    return StepIds("a test").prepare(asker, asked.pop("id"), fn, **asked).key
+
+
+@pytest.mark.parametrize(
+    "other", [{"id": "other"}, {"org": "theirs"}, {"run": "run-2"}, {"caller": "people/k2"}, {"column": "b"}, {"semantic_key": [1, {"b": 2}]}]
+)
+def test_a_key_is_made_of_run_place_id_and_semantic_key(other: dict[str, Any]) -> None:
+    assert key_of() == key_of(play="it is the run's")
+    assert key_of() != key_of(**other)
+
+
+def test_with_a_cache_lifetime_the_play_shares_and_the_code_counts() -> None:
+    row = {"n": 1}
+
+    def same() -> Any:
+        return row["n"]
+
+    first = key_of(same, stale_after="1h")
+    row = {"n": 2}
+    assert key_of(same, stale_after="1d", run="run-2") == first
+    assert key_of(same, stale_after="1h", play="other") != first
+    assert key_of(lambda: row["n"] + 1, stale_after="1h") != first
+    assert key_of(lambda: 1) == key_of(lambda: 2), "within a run the code is the same"
+
+
+@pytest.mark.parametrize(("forced", "serves"), [(None, True), ("tools", True), ("failed", True), ("steps", False), ("all", False)])
+async def test_force_is_for_what_is_older_than_the_run(bench: Any, forced: Any, serves: bool) -> None:
+    work = Work()
+
+    @play("cached")
+    async def cached(ctx: Context) -> Any:
+        return await ctx.step("one", work, stale_after="1h")
+
+    bench.start(cached)
+    await bench.advance()
+    bench.clock.time += 60
+    bench.start(cached, options=RunOptions(force=forced))
+    assert output(await bench.advance()) == (1 if serves else 2)
+    lose_the_record(bench)
+    assert output(await bench.advance()) == work.done, "a replay forced it again"
+    bench.clock.time += 4000
+    bench.start(cached)
+    await bench.advance()
+    assert work.done == (2 if serves else 3), "older than its lifetime"
+
+
+@pytest.mark.parametrize(
+    ("id", "fn", "says"),
+    [
+        ("", Work(), "a step's id is text of 1 to 200 characters, not ''"),
+        ("score", 5, "step 'score': give it a function without arguments, such as lambda: work(row), not 'int'"),
+    ],
+)
+def test_a_step_that_cannot_be_run_is_refused_with_advice(id: str, fn: Any, says: str) -> None:  # noqa: A002
+    with pytest.raises(DefinitionError) as refused:
+        key_of(fn, id=id)
+    assert str(refused.value) == says
+
+
+def test_a_semantic_key_that_cannot_be_written_is_refused() -> None:
+    with pytest.raises(DefinitionError, match="step 'score': semantic_key: a value of type object"):
+        key_of(semantic_key=object())
+
+
+def test_the_same_id_is_free_again_once_its_step_has_ended() -> None:
+    ids = StepIds("here")
+    asker = Asker("run", "org", "play", 0.0)
+    facts: dict[str, Any] = {"semantic_key": None, "stale_after": None, "blocking": False, "effect": "idempotent"}
+    step = ids.prepare(asker, "one", Work(), **facts)
+    with ids.in_hand("", step), pytest.raises(UsageError):
+        ids.prepare(asker, "one", Work(), **facts)
+    assert ids.prepare(asker, "one", Work(), **facts).key != step.key
