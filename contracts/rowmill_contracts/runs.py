@@ -254,7 +254,7 @@ class PageKeys(Message, frozen=True, kw_only=True):
 
 class ParkedRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A row that waits outside any process. ``waits`` counts its waits, this one included; ``wait_ms`` None: until something happens.
-    ``provider``: who keeps it waiting, if one does; it comes back as soon as that one serves again.
+    ``provider``: who keeps it waiting, if one does; it comes back as soon as that one serves again. ``away``: it does not serve now.
     """
 
     key: str
@@ -265,15 +265,20 @@ class ParkedRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     wait_ms: int | None = None
     asked: float | None = None
     provider: str = ""
+    away: bool = False
 
 
 @message()
 class ProviderServes(Message, frozen=True, kw_only=True):
-    """A provider that had kept rows waiting serves again. A hint: rows that wait for it come back the oldest first, ``per_second`` of them."""
+    """A provider that had kept rows waiting serves again. A hint: rows that wait for it come back, their runs in turn and of each run the oldest
+    first: ``at_once`` of them now and then ``per_second``, in steps of so many seconds (``every``).
+    """
 
     org: str
     provider: str
     per_second: Annotated[float, msgspec.Meta(gt=0)]
+    at_once: Annotated[int, msgspec.Meta(ge=0)] = 1
+    every: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 @message()

@@ -66,8 +66,8 @@ class ToolCalls(Message, frozen=True, kw_only=True):
 
 class CallOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``completed`` and ``no_result``: ``result`` holds ``{"raw", "data", "meta", "job_id"}``. ``failed``: ``failure``. ``deferred``: try again
-    in ``wait_ms``, or as soon as the ``provider`` that keeps it waiting serves again. ``halted``: the run was stopped or halted. ``unknown``: the
-    outcome of an earlier dispatch is not known.
+    in ``wait_ms``, or as soon as the ``provider`` that keeps it waiting serves again (``away``: it does not serve now; else it is a matter of turns).
+    ``halted``: the run was stopped or halted. ``unknown``: the outcome of an earlier dispatch is not known.
 
     ``execution`` is ``live`` for the row that paid, also when its answer is read back later; ``cost`` is what that dispatch cost.
     """
@@ -83,6 +83,7 @@ class CallOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     wait_ms: int = 0
     reason: str = ""
     provider: str = ""
+    away: bool = False
 
 
 @message()

@@ -13,16 +13,26 @@ class Parked(Suspended):
     """The row or body waits outside this process: for ``wait_ms``, or (None) until somebody resumes the run.
 
     ``asked``: when the call that waits was first asked for, seconds since the epoch. ``halted``: the run is stopped or halted. ``provider``: who
-    keeps it waiting, if one does.
+    keeps it waiting, if one does; ``away``: that one does not serve now.
     """
 
-    def __init__(self, reason: str, *, wait_ms: int | None = None, asked: float | None = None, halted: bool = False, provider: str = "") -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        wait_ms: int | None = None,
+        asked: float | None = None,
+        halted: bool = False,
+        provider: str = "",
+        away: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.wait_ms = wait_ms
         self.asked = asked
         self.halted = halted
         self.provider = provider
+        self.away = away
 
 
 class OutcomeUnknown(RowmillError):

@@ -274,6 +274,7 @@ class RowRunner:
             wait_ms=parked.wait_ms,
             asked=parked.asked,
             provider=parked.provider,
+            away=parked.away,
         )
         if not ticket.keep(waiting, reason=parked.reason, halted=parked.halted):
             self._settler.park(lane.of, waiting, ticket, reason=parked.reason, halted=parked.halted)

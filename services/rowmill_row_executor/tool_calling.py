@@ -129,7 +129,8 @@ def result_of(call: PreparedCall, outcome: CallOutcome) -> ToolResult[Any]:
             failure = outcome.failure or ToolFailure(tool=tool.id, code="tool_failed", message=outcome.reason or "the call failed", origin="gateway")
             raise ToolFailed(f"tool {failure.tool!r} failed: {failure.message}", failure)
         case "deferred":
-            raise Parked(outcome.reason or f"tool {tool.id}", wait_ms=outcome.wait_ms, asked=call.item.asked, provider=outcome.provider)
+            reason, asked = outcome.reason or f"tool {tool.id}", call.item.asked
+            raise Parked(reason, wait_ms=outcome.wait_ms, asked=asked, provider=outcome.provider, away=outcome.away)
         case "halted":
             raise Parked(outcome.reason or "halted", halted=True, asked=call.item.asked)
         case "unknown":

@@ -54,7 +54,12 @@ class App:
         self._credentials = Credentials(os.environ, Redactor(), outage=self._settings.secret_outage)
         self._clients = Clients(self._sessions, self._credentials, self._library, self._routes)
         self._engine: Engine | None = None
-        self._call_back = CallBack(lambda message: self._bus.publish(message, ADMISSION_PARKED), again_after=self._settings.hand, clock=SystemClock())
+        self._call_back = CallBack(
+            lambda message: self._bus.publish(message, ADMISSION_PARKED),
+            again_after=self._settings.hand,
+            for_long=self._settings.away_wait,
+            clock=SystemClock(),
+        )
 
     async def start(self) -> None:
         """Load the project's tools, connect, consume the calls of all shards. Raises `ProjectError`."""

@@ -10,27 +10,47 @@ from rowmill_contracts.runs import ProviderServes
 
 
 class CallBack:
-    """``publish``: confirmed. ``again_after``: seconds; as long as a row may be on its way from here to where it waits."""
+    """``publish``: confirmed. ``again_after``: seconds; as long as a row may be on its way from here to where it waits. ``for_long``: seconds after
+    which every row has come back in its own time.
+    """
 
-    def __init__(self, publish: Callable[[ProviderServes], Awaitable[None]], *, again_after: float, clock: Clock) -> None:
+    def __init__(self, publish: Callable[[ProviderServes], Awaitable[None]], *, again_after: float, for_long: float, clock: Clock) -> None:
         self._publish = publish
         self._again_after = again_after
+        self._for_long = for_long
         self._clock = clock
-        self._telling: set[asyncio.Task[None]] = set()
+        self._telling: dict[tuple[str, str], asyncio.Task[None]] = {}
 
-    def serves(self, message: ProviderServes) -> None:
-        """Tell it now, and once more later: rows that were told to wait just before were not there yet to be called back. Never waits."""
-        telling = asyncio.create_task(self._tell(message))
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
+    def serves(self, org: str, provider: str, message: Callable[[], ProviderServes | None]) -> None:
+        """Tell it now and again, each time after twice as long. Never waits. ``message``: what is to be told at that moment, if anything.
 
-    async def _tell(self, message: ProviderServes) -> None:
-        await self._publish(message)
-        await self._clock.sleep(self._again_after)
-        await self._publish(message)
+        Again, since rows that were told to wait just before were not there yet to be called back, and since the rate shows only in time.
+        """
+        before = self._telling.get((org, provider))
+        if before is not None:
+            before.cancel()
+        telling = self._telling[org, provider] = asyncio.create_task(self._tell(message), name=f"calling back {provider}")
+        telling.add_done_callback(lambda _: self._forget((org, provider), telling))
+
+    def _forget(self, lane: tuple[str, str], telling: asyncio.Task[None]) -> None:
+        if self._telling.get(lane) is telling:
+            del self._telling[lane]
+
+    async def _tell(self, message: Callable[[], ProviderServes | None]) -> None:
+        pause = self._again_after
+        until = self._clock.monotonic() + self._for_long
+        while True:
+            told = message()
+            if told is not None:
+                await self._publish(told)
+            if self._clock.monotonic() + pause > until:
+                return
+            await self._clock.sleep(pause)
+            pause *= 2
 
     async def stop(self) -> None:
         """Tell no more; who was not called back comes back in its own time."""
-        for telling in self._telling:
-            telling.cancel()
-        await asyncio.gather(*self._telling, return_exceptions=True)
+        telling = list(self._telling.values())
+        for each in telling:
+            each.cancel()
+        await asyncio.gather(*telling, return_exceptions=True)

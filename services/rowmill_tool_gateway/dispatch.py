@@ -168,10 +168,7 @@ class Dispatcher:
 
     def admit(self, flight: Flight) -> None:
         """Take a flight in: into its group's queue, past a look at stored outputs where it would wait long, or deferred at once."""
-        lane, waiting = flight.lane, flight.group.waiting
-        run_id = flight.calls[0].page.run_id
-        before = (waiting.waiting(run_id) + 1) * max(1, waiting.runs) * flight.tool.weight
-        expected = lane.expected_wait(self._clock.monotonic(), before)
+        expected = self._expected_wait(flight)
         if expected > self._settings.hand:
             for call in flight.calls:
                 call.late = True
@@ -179,6 +176,16 @@ class Dispatcher:
             self.claims.look(flight)
         else:
             self.resume(flight)
+
+    def _expected_wait(self, flight: Flight) -> float:
+        """Seconds until a flight that joins its queue now would be sent: behind those of its run that were asked for earlier, and others in turn."""
+        before = flight.group.waiting.before(flight.calls[0].page.run_id, flight.asked)
+        return flight.lane.expected_wait(self._clock.monotonic(), before * flight.tool.weight)
+
+    def backlog(self, lane: Lane) -> int:
+        """Calls of the lane that are in hand and not sent."""
+        groups = self._traffic[lane.org, lane.provider].groups
+        return sum(group.waiting.length + group.coming + group.ready for group in groups)
 
     def resume(self, flight: Flight) -> None:
         """Nothing is under way for this flight: those of its calls that are late are deferred, for the others it waits its turn."""
@@ -247,7 +254,8 @@ class Dispatcher:
         elif not self._shards.holds(flight.lane.shard):
             self._hand.defer(flight, calls, self._settings.hand, reason="another gateway holds the lane")
         else:
-            wait = flight.lane.appoint(self._clock.monotonic(), self._settings.retry_first, flight.tool.weight)
+            earliest = max(self._settings.retry_first, self._expected_wait(flight) - self._settings.lead)
+            wait = flight.lane.appoint(self._clock.monotonic(), earliest, flight.tool.weight)
             failure = ToolFailure(
                 tool=flight.tool.id, provider=flight.tool.provider, code="paced", message="no turn at the provider in time", origin="gateway"
             )

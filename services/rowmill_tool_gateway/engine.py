@@ -10,7 +10,6 @@ from typing import Protocol
 
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.events import AskLanes, LanesShown
-from rowmill_contracts.runs import ProviderServes
 from rowmill_contracts.tools import ToolCalls
 from rowmill_tool_gateway.answers import Answers, Replies
 from rowmill_tool_gateway.credentials import Credentials
@@ -22,7 +21,7 @@ from rowmill_tool_gateway.permits import Permits
 from rowmill_tool_gateway.receipts import Asks, Receipts
 from rowmill_tool_gateway.sending import Sender
 from rowmill_tool_gateway.settings import ToolGatewaySettings
-from rowmill_tool_gateway.settling import Settler
+from rowmill_tool_gateway.settling import Serves, Settler
 from rowmill_tool_gateway.shards import ShardLeases
 from rowmill_tool_gateway.toolbox import Toolbox
 from rowmill_tool_gateway.turns import turn_after_turn
@@ -51,7 +50,7 @@ class Engine:
         clock: Clock,
         connected: Callable[[], bool] = lambda: True,
         jitter: Callable[[], float] = random.random,
-        serves: Callable[[ProviderServes], None] = lambda _: None,
+        serves: Serves = lambda _org, _provider, _message: None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -77,6 +76,7 @@ class Engine:
             sent_hold=settings.in_flight_hold,
             sent_again=settings.in_flight_again,
             longest_wait=settings.away_wait,
+            scout_after=settings.retry_first,
         )
         permits = Permits(settings.permit_life)
         self.shards = ShardLeases(

@@ -10,7 +10,7 @@ import asyncio
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -46,13 +46,23 @@ class Dispatch(Protocol):
 
 class Hand:
     """``hold``: how long a call waits before its request is sent. ``sent_hold``: how long its page is held once it was; then ``sent_again``.
-    ``longest_wait``: how long a call is deferred at a time, at most, while nobody knows when its provider serves again.
+    ``longest_wait``: how long a call is deferred at a time, at most, while nobody knows when its provider serves again; ``scout_after``: how long at
+    least the one is deferred that finds out.
     """
 
     dispatch: Dispatch
 
     def __init__(
-        self, toolbox: Toolbox, answers: Answers, clock: Clock, *, hold: float, sent_hold: float, sent_again: float, longest_wait: float
+        self,
+        toolbox: Toolbox,
+        answers: Answers,
+        clock: Clock,
+        *,
+        hold: float,
+        sent_hold: float,
+        sent_again: float,
+        longest_wait: float,
+        scout_after: float,
     ) -> None:
         self.flights: dict[str, Flight] = {}
         self._toolbox = toolbox
@@ -62,6 +72,7 @@ class Hand:
         self._sent_hold = sent_hold
         self._sent_again = sent_again
         self._longest_wait = longest_wait
+        self._scout_after = scout_after
         self._pages: dict[Page, None] = {}
         self._of_shard: Counter[int] = Counter()
 
@@ -195,8 +206,8 @@ class Hand:
         Too long is what its tool allows in all (SPEC 4.4), or, of a provider that does not serve, what the call itself allows (a leg of a
         waterfall, SPEC 1.3). Waiting for one's turn at a provider that serves, or for our own services, is no reason to give a leg up.
 
-        Of a provider that has not served for long nobody knows when it will. One call at a time is asked for again soon, to find out; the others
-        wait until they are called back, and for ``longest_wait`` at most.
+        Of a provider that has not served for long nobody knows when it will. One call at a time is asked for again as soon as the lane opens, to find
+        out; the others wait until they are called back, and for ``longest_wait`` at most.
         """
         now = self._clock.now()
         unserved = flight.lane.unavailable_for(self._clock.monotonic())
@@ -211,12 +222,13 @@ class Hand:
             elif wait > left:
                 self._fail(call, flight.key, msgspec.structs.replace(failure, code="provider_unavailable", category="unavailable", retryable=False))
             else:
-                if unserved is not None and unserved > self._hold and not flight.lane.takes_scout(self._clock.monotonic(), wait):
-                    flight.lane.kept_waiting = True
-                    wait_for = min(wait + self._longest_wait, left)
-                else:
-                    wait_for = wait
-                self._answer(call, "deferred", flight, wait_ms=math.ceil(wait_for * 1000), reason=reason, provider=flight.tool.provider)
+                wait_for = wait
+                if unserved is not None and unserved > self._hold:
+                    scouts = flight.lane.takes_scout(self._clock.monotonic(), self._scout_after)
+                    flight.lane.kept_waiting |= scouts is None
+                    wait_for = min(wait + self._longest_wait, left) if scouts is None else scouts
+                away, provider = unserved is not None, flight.tool.provider
+                self._answer(call, "deferred", flight, wait_ms=math.ceil(wait_for * 1000), reason=reason, provider=provider, away=away)
         flight.calls = [call for call in flight.calls if not call.answered]
         if not flight.calls and flight.stage not in {Stage.SENT, Stage.STORING}:
             self.forget(flight)
@@ -252,21 +264,27 @@ class Hand:
         for page in list(self._pages):
             if page.arrived + self._hold > now:
                 break  # pages stand in order of arrival
-            held_out = page.arrived + self._sent_hold <= now
+            let_go = self._carried_by_lease if page.arrived + self._sent_hold <= now else self.dispatch.expire
             for call in page.calls:
-                if call.answered or call.deadline > now or call.flight is None:
-                    continue
-                if held_out:
-                    self._carried_by_lease(call, call.flight)
-                else:
-                    self.dispatch.expire(call, call.flight)
+                if call.deadline <= now:
+                    self._let_go(call, let_go)
 
     def put_down(self) -> None:
         """Defer everything whose request was not sent: the process ends."""
         for page in list(self._pages):
             for call in page.calls:
-                if not call.answered and call.flight is not None:
-                    self.dispatch.expire(call, call.flight)
+                self._let_go(call, self.dispatch.expire)
+
+    def _let_go(self, call: Call, let_go: Callable[[Call, Flight], None]) -> None:
+        """Let go of a call that is not answered. One with which that fails is asked for again, and keeps no other in hand."""
+        flight = call.flight
+        if call.answered or flight is None:
+            return
+        try:
+            let_go(call, flight)
+        except Exception:
+            log.exception("call_not_let_go", tool=flight.tool.id, receipt=short_digest(flight.key), stage=flight.stage.name)
+            self.defer(flight, [call], self._hold, reason="the gateway failed")
 
     def _carried_by_lease(self, call: Call, flight: Flight) -> None:
         """A page is not held for longer; the request goes on, and its outcome is stored without anyone waiting."""

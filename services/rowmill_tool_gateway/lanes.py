@@ -115,12 +115,14 @@ class Lane:
         self._throttle.served(now)
         self._slow_down()
 
-    def takes_scout(self, now: float, wait: float) -> bool:
-        """Whether a call that is asked for again in so many seconds is the one that finds out whether the provider serves again: one is enough."""
+    def takes_scout(self, now: float, not_before: float) -> float | None:
+        """Seconds until the call that asks is asked for again to find out whether the provider serves, as soon as the lane opens, past all
+        appointments; None where another one was chosen for that and is not back: one is enough.
+        """
         if self._scout_at > now:
-            return False
-        self._scout_at = now + wait
-        return True
+            return None
+        self._scout_at = max(self.closed_until, now + not_before)
+        return self._scout_at - now
 
     def unavailable_for(self, now: float) -> float | None:
         """Seconds for which the provider has not served; None while it does."""

@@ -18,6 +18,13 @@ class ToolGatewaySettings(ServiceSettings):
     hand: Seconds = 5.0
     """How long a call may wait before its request is sent; then it is deferred (DESIGN.md, "Waiting")."""
 
+    @property
+    def lead(self) -> float:
+        """Seconds before their turn at which calls that waited elsewhere are to be back: half of what they may wait in hand, so that none of the
+        lane's time is lost, and a lane that is slower than it was thought to be sends nobody away.
+        """
+        return self.hand / 2
+
     in_flight_hold: Seconds = 300.0
     """How long a message is held for a call whose request was sent; then the call is carried by its lease alone, its row parked."""
 

@@ -42,12 +42,15 @@ KEPT_TRIES = 100_000
 """Calls whose tries are counted. Those that were not heard of for longest are forgotten first, and begin to count anew."""
 
 
-CALLED_BACK = 1.25
-"""Who waited is called back this much faster than the lane takes calls: then some of them stand ahead of younger calls at all times."""
+STEPS = 4
+"""In how many steps those come back that are ahead of their turn. Few, since each step costs a look at every page of which a row comes."""
+
+Serves = Callable[[str, str, Callable[[], ProviderServes | None]], None]
+"""Told (organisation, provider, what to tell at any moment) of a provider that serves again and had kept calls waiting elsewhere."""
 
 
 class Settler:
-    """``random``: gives numbers from 0 to 1, for jitter. ``serves``: told of a provider that serves again and had kept calls waiting elsewhere."""
+    """``random``: gives numbers from 0 to 1, for jitter."""
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class Settler:
         clock: Clock,
         settings: ToolGatewaySettings,
         random: Callable[[], float],
-        serves: Callable[[ProviderServes], None],
+        serves: Serves,
     ) -> None:
         self._hand = hand
         self._dispatcher = dispatcher
@@ -139,8 +142,7 @@ class Settler:
                 kept_waiting = lane.kept_waiting
                 lane.served(now)
                 if kept_waiting:
-                    per_second = CALLED_BACK * lane.requests_per_second() / weight
-                    self._serves(ProviderServes(org=lane.org, provider=lane.provider, per_second=per_second))
+                    self._serves(lane.org, lane.provider, lambda: self._call_back(lane, weight))
         for decision in decisions:
             seconds = None if decision is None else self._closes_for(decision)
             if seconds is None:
@@ -150,6 +152,14 @@ class Settler:
                 lane.overrun(now, seconds)
             else:
                 lane.close(now, seconds)
+
+    def _call_back(self, lane: Lane, weight: float) -> ProviderServes | None:
+        """How the rows that wait for this provider are to come back from now on, if it serves: at the lane's rate, a little before their turn."""
+        if lane.unavailable_for(self._clock.monotonic()) is not None:
+            return None
+        per_second, lead = lane.requests_per_second() / weight, self._settings.lead
+        at_once = max(0, round(per_second * lead) - self._dispatcher.backlog(lane))
+        return ProviderServes(org=lane.org, provider=lane.provider, per_second=per_second, at_once=at_once, every=lead / STEPS)
 
     def _closes_for(self, decision: Decision) -> float | None:
         """For how long nobody of the lane need ask; None: not at all."""

@@ -150,9 +150,15 @@ class Rig:
             holder=self.holder,
             clock=self.clock,
             jitter=lambda: 0.0,
-            serves=self.serving.append,
+            serves=self._serves,
         )
         self.engine.start()
+
+    def _serves(self, org: str, provider: str, message: Callable[[], ProviderServes | None]) -> None:
+        told = message()
+        assert told is not None
+        assert (told.org, told.provider) == (org, provider)
+        self.serving.append(told)
 
     def _carrier(self, tool: Tool) -> Carrier:
         if tool.kind == "http":

@@ -16,7 +16,6 @@ from rowmill_contracts.runs import ProviderServes
 from rowmill_tool_gateway.calling_back import CallBack
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse, NoResponse
 from rowmill_tool_gateway.settings import ToolGatewaySettings
-from rowmill_tool_gateway.settling import CALLED_BACK
 
 
 class FindIn(BaseModel):
@@ -64,6 +63,19 @@ async def test_one_call_finds_out_whether_the_provider_serves_and_the_others_wai
     waits = sorted(outcome.wait_ms for outcome in outcomes)
     assert waits[0] < 2_000
     assert all(300_000 <= wait < 303_000 for wait in waits[1:]), waits
+    assert all(outcome.away for outcome in outcomes)
+
+
+async def test_who_finds_out_is_not_kept_behind_the_appointments_of_all_who_wait(patient: Rig) -> None:
+    """Else a provider would be found to serve again the later the more rows wait for it."""
+    find = away_tool(rate="1/s")
+    await away_for_long(patient, find)
+    first = await patient.ask([patient.item(find, {"domain": f"d{n}.example"}, asked=patient.clock.now()) for n in range(30)])
+    scout = min(outcome.wait_ms for outcome in first) / 1000
+    assert max(outcome.wait_ms for outcome in first) > 325_000, "one appointment a second"
+    await patient.clock.sleep(scout)
+    [next_scout] = await patient.ask([patient.item(find, {"domain": "next.example"}, asked=patient.clock.now())])
+    assert next_scout.wait_ms < 2_000
 
 
 async def test_a_short_refusal_makes_nobody_wait_for_long(patient: Rig) -> None:
@@ -71,6 +83,13 @@ async def test_a_short_refusal_makes_nobody_wait_for_long(patient: Rig) -> None:
     find = away_tool()
     outcomes = await patient.ask([patient.item(find, {"domain": f"d{n}.example"}, asked=patient.clock.now()) for n in range(8)])
     assert all(outcome.outcome == "deferred" and outcome.wait_ms < 3_000 for outcome in outcomes)
+
+
+async def test_calls_that_wait_for_their_turn_at_a_provider_that_serves_are_not_said_to_wait_for_one_that_is_away(patient: Rig) -> None:
+    find = away_tool(rate="5/s")
+    outcomes = await patient.ask([patient.item(find, {"domain": f"d{n}.example"}, asked=patient.clock.now()) for n in range(4)])
+    assert [outcome.outcome for outcome in outcomes].count("deferred") >= 2
+    assert not any(outcome.away for outcome in outcomes)
 
 
 async def test_a_call_is_never_deferred_beyond_what_it_may_wait_in_all(patient: Rig) -> None:
@@ -97,29 +116,35 @@ async def test_that_a_provider_serves_again_is_told_once_with_its_rate(patient: 
     await patient.ask([patient.item(find, {"domain": "b.example"})])
     [told] = patient.serving
     assert (told.org, told.provider) == ("acme", "away")
-    assert 0 < told.per_second <= CALLED_BACK * 50.0
+    assert 0 < told.per_second <= 50.0
+    assert told.at_once == round(told.per_second * patient.settings.lead), "as many as are sent until those are there that come next"
 
 
-async def test_rows_that_were_still_on_their_way_are_called_back_too() -> None:
-    clock, told = SystemClock(), []
-    published: list[float] = []
+async def test_that_a_provider_serves_is_told_again_as_it_is_then_and_not_while_it_does_not() -> None:
+    """For rows that were still on their way to where they wait, and since a rate shows only in time."""
+    told: list[ProviderServes] = []
 
     async def publish(message: ProviderServes) -> None:
         told.append(message)
-        published.append(clock.monotonic())
 
-    call_back = CallBack(publish, again_after=0.05, clock=clock)
-    message = ProviderServes(org="acme", provider="away", per_second=1.0)
-    call_back.serves(message)
-    while len(told) < 2:
+    serves = [ProviderServes(org="acme", provider="away", per_second=rate) for rate in (1.0, 2.0, 3.0)]
+    now: list[ProviderServes | None] = [serves[0], None, serves[1], serves[2]]
+    call_back = CallBack(publish, again_after=0.01, for_long=0.1, clock=SystemClock())
+    call_back.serves("acme", "away", lambda: now.pop(0))
+    while now:
         await asyncio.sleep(0.005)
-    assert told == [message, message]
-    assert published[1] - published[0] >= 0.05
-    call_back.serves(message)
+    await asyncio.sleep(0.1)
+    assert told == serves, "after 0.01, 0.03 and 0.07 s; another time would be too late"
+
+    call_back.serves("acme", "away", lambda: serves[0])
+    call_back.serves("acme", "away", lambda: serves[1])
+    await asyncio.sleep(0)
     await asyncio.sleep(0)
     await call_back.stop()
-    await asyncio.sleep(0.06)
-    assert len(told) <= 3, "told after its stop"
+    assert serves[0] not in told[3:], "what is newer stands alone"
+    before = len(told)
+    await asyncio.sleep(0.03)
+    assert len(told) == before, "told after its stop"
 
 
 async def test_that_nobody_waited_elsewhere_is_not_told(rig: Rig) -> None:

@@ -7,6 +7,9 @@ import random
 from collections import Counter
 from itertools import pairwise
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from rowmill.durations import Rate
 from rowmill_tool_gateway.fairness import RunQueue
 from rowmill_tool_gateway.groups import Group
@@ -209,6 +212,47 @@ def test_what_was_withdrawn_is_passed_over_and_not_counted() -> None:
     queue.withdraw(only)
     assert (queue.length, queue.runs, queue.waiting("a"), queue.waiting("b")) == (1, 1, 1, 0)
     assert [queue.take(), queue.take()] == ["a-1", None]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.booleans()), max_size=40), st.sampled_from("abcd"), st.integers(0, 9))
+def test_no_more_go_before_an_item_than_were_said_to(steps: list[tuple[str, int, bool]], run: str, asked: int) -> None:
+    queue: RunQueue[int] = RunQueue()
+    tickets: list[int] = []
+    for other, then, leaves in steps:
+        if leaves and tickets:
+            queue.withdraw(tickets.pop(0))
+        elif leaves:
+            queue.take()
+        else:
+            tickets.append(queue.add(other, float(then), -1))
+    said, of_run = queue.before(run, float(asked)), sum(queue.waiting(other) for other in "abcd")
+    assert queue.length == of_run
+    queue.add(run, float(asked), 1)
+    taken = [queue.take() for _ in range(queue.length)]
+    assert taken.index(1) <= said
+    assert (taken.count(1), taken.count(-1), queue.take()) == (1, of_run, None)
+
+
+def test_a_call_that_was_asked_for_early_is_expected_before_all_younger_ones_of_its_run() -> None:
+    queue: RunQueue[str] = RunQueue()
+    for number in range(1000):
+        queue.add("big", float(number), "big")
+    queue.add("small", 5000.0, "small")
+    assert [queue.before("big", asked) for asked in (-1.0, 0.0, 100.0, 5000.0)] == [1, 3, 203, 1001]
+    assert queue.before("new", 1.0) == 2
+
+
+def test_a_line_of_any_length_is_taken_in_order_and_leaves_nothing_behind() -> None:
+    queue: RunQueue[int] = RunQueue()
+    order = list(range(5000))
+    random.Random(5).shuffle(order)
+    for number in order:
+        queue.add("a", float(number), number)
+        if number % 7 == 0:
+            queue.add("b", -1.0 - number, -1)
+    taken = [item for _ in range(queue.length) if (item := queue.take()) is not None and item >= 0]
+    assert taken == sorted(order)
+    assert (queue.length, queue.runs, queue.waiting("a")) == (0, 0, 0)
 
 
 def test_a_small_run_gets_half_the_turns_beside_a_big_one() -> None:

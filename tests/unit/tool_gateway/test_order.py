@@ -1,0 +1,119 @@
+"""In which order a lane sends what waits for it: runs in turn, of each run what was asked for first, whatever came first to the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from pydantic import BaseModel
+from tests.unit.tool_gateway.conftest import Rig, answering
+
+from rowmill import HttpTool, Provider
+from rowmill_contracts.tools import CallItem
+from rowmill_tool_gateway.flights import Call, Flight
+from rowmill_tool_gateway.settings import ToolGatewaySettings
+
+
+class FindIn(BaseModel):
+    domain: str
+
+
+class FindOut(BaseModel):
+    email: str | None = None
+
+
+def tool(**options: Any) -> type[HttpTool[FindIn, FindOut]]:
+    provider = Provider("there", base_url="http://127.0.0.1:1", concurrency=1, **options)
+
+    @provider.post("/find", effect="read")
+    class Find(HttpTool[FindIn, FindOut]):
+        pass
+
+    return Find
+
+
+def requested(rig: Rig) -> list[str]:
+    return [msgspec.json.decode(request.body or b"null")["domain"] for request in rig.port.requests]
+
+
+@pytest.fixture
+async def patient() -> AsyncIterator[Rig]:
+    """A gateway at full size, which claims nothing before its turn, so that the order of turns is the order of requests."""
+    made = Rig(ToolGatewaySettings(hand=3.0, claim_ahead=0.0))
+    yield made
+    await made.stop()
+
+
+async def test_what_waited_for_the_provider_is_sent_in_turn_by_run_and_of_each_run_the_oldest_first(patient: Rig) -> None:
+    find = tool()
+    patient.port.script = answering({}, status=429, Retry_After="0.3")
+    await patient.ask([patient.item(find, {"domain": "first"})], run="first")
+    patient.port.requests.clear()
+    patient.port.script = answering({"email": "a@example"})
+    now = patient.clock.now()
+    items = []
+    for number in (3, 0, 4, 1, 2):  # as they come back, which is by pages
+        for run, age in (("a", 100), ("b", 500), ("c", 300)):
+            items.append(patient.item(find, {"domain": f"{run}{number}"}, asked=now - age + number))
+            patient.hand_in(items[-1:], run=run)
+    for item in items:
+        assert (await patient.bus.outcome(item.call_id)).outcome == "completed"
+    assert requested(patient) == [f"{run}{number}" for number in range(5) for run in "bca"]
+
+
+async def full_of_young_calls(rig: Rig, find: Any, count: int) -> list[CallItem]:
+    """Return when so many calls of the run ``young`` stand in the lane's queue, one of which was sent."""
+    now = rig.clock.now()
+    young = [rig.item(find, {"domain": f"young{number}"}, asked=now + number / 100) for number in range(count)]
+    rig.hand_in(young, run="young")
+    await rig.bus.outcome(young[0].call_id)
+    return young
+
+
+async def test_a_call_that_is_older_than_those_that_fill_the_hand_is_taken_in_and_sent_next(patient: Rig) -> None:
+    """If who comes last were sent away, a call that was deferred once would be deferred again for each younger one."""
+    find = tool(rate="4/s")
+    await full_of_young_calls(patient, find, 20)
+    now = patient.clock.now()
+    old, younger = patient.item(find, {"domain": "old"}, asked=now - 100), patient.item(find, {"domain": "younger"}, asked=now + 100)
+    patient.hand_in([old, younger], run="young")
+    assert (await patient.bus.outcome(old.call_id)).outcome == "completed"
+    assert requested(patient).index("old") <= 2, "at most one had its permit already"
+    assert (await patient.bus.outcome(younger.call_id)).outcome == "deferred"
+
+
+async def test_who_waits_elsewhere_is_to_be_back_in_time_for_its_turn_and_not_before(patient: Rig) -> None:
+    """An appointment before that would only have it come and go."""
+    find = tool(rate="4/s")
+    await full_of_young_calls(patient, find, 20)
+    now = patient.clock.now()
+    late = await patient.ask([patient.item(find, {"domain": f"late{number}"}, asked=now + 100 + number) for number in range(20)], run="young")
+    assert {(outcome.outcome, outcome.away) for outcome in late} == {("deferred", False)}
+    waits = [outcome.wait_ms / 1000 for outcome in late]
+    assert min(waits) >= patient.settings.hand - patient.settings.lead, "it would not have been sent while it is in hand"
+    assert waits == sorted(waits)
+    assert waits[-1] - waits[0] >= 19 / 4 - 0.5, "one after the other, at the rate"
+
+
+async def test_one_call_that_cannot_be_let_go_keeps_no_other_in_hand(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = tool()
+    rig.port.script = answering({}, status=429, Retry_After="60")
+    await rig.ask([rig.item(find, {"domain": "first"})])
+    expire = rig.engine.dispatcher.expire
+
+    def fails_for_one(call: Call, flight: Flight) -> None:
+        if b"bad" in bytes(flight.input):
+            raise RuntimeError("nobody foresaw this")
+        expire(call, flight)
+
+    monkeypatch.setattr(rig.engine.dispatcher, "admit", rig.engine.dispatcher.resume)
+    monkeypatch.setattr(rig.engine.dispatcher, "expire", fails_for_one)
+    bad = rig.item(find, {"domain": "bad"})
+    others = [rig.item(find, {"domain": f"d{number}"}) for number in range(3)]
+    rig.hand_in([bad, others[0]])
+    rig.hand_in(others[1:])
+    outcomes = [await rig.bus.outcome(item.call_id) for item in [bad, *others]]
+    assert {outcome.outcome for outcome in outcomes} == {"deferred"}
+    assert outcomes[0].reason == "the gateway failed"
