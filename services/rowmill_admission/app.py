@@ -96,7 +96,7 @@ class _Parts:
             staging=staging,
             opening=Opening(database, self.postman, settings, self._opened),
             counting=counting,
-            parking=Parking(database, self.postman, settings, self.releasing.nudge),
+            parking=Parking(database, self.postman, self.desk, settings, self.releasing.nudge),
             burials=Burials(database, bus, self.postman, staging),
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from rowmill.runtime.db import Connection, Database
 from rowmill_admission import halting, waits
 from rowmill_admission.owed import Postman
+from rowmill_admission.room_desk import RoomDesk
 from rowmill_admission.settings import AdmissionSettings
 from rowmill_admission.store import datasets as dataset_store
 from rowmill_admission.store import runs as run_store
@@ -17,9 +18,10 @@ from rowmill_contracts.runs import ProviderServes, RowsParked
 class Parking:
     """``on_parked``: called when rows were stored, after the commit."""
 
-    def __init__(self, database: Database, postman: Postman, settings: AdmissionSettings, on_parked: Callable[[], None]) -> None:
+    def __init__(self, database: Database, postman: Postman, desk: RoomDesk, settings: AdmissionSettings, on_parked: Callable[[], None]) -> None:
         self._database = database
         self._postman = postman
+        self._desk = desk
         self._settings = settings
         self._on_parked = on_parked
 
@@ -46,6 +48,16 @@ class Parking:
         self._on_parked()
 
     async def provider_serves(self, message: ProviderServes) -> None:
-        """Let the rows that wait for a provider come back now, the oldest first, at the rate that it allows."""
-        await wait_store.provider_serves(self._database, message.org, message.provider, message.per_second)
+        """Let the rows that wait for a provider come back now at the rate that it allows: of each run the oldest first, and before any new one."""
+        turns = waits.turns_of(message)
+        await wait_store.provider_serves(
+            self._database,
+            message.org,
+            message.provider,
+            message.per_second,
+            at_once=message.at_once,
+            together=turns.together,
+            of_a_run=turns.of_a_run,
+        )
+        await self._desk.look()
         self._on_parked()

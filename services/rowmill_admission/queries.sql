@@ -337,13 +337,15 @@ SELECT page, digests FROM pages WHERE dataset_seq = $1 AND page >= $2 ORDER BY p
 -- name: flights
 -- What every open dataset has at the executors, whoever feeds it.
 SELECT d.dataset_seq, d.run_id, r.org, d.run_window, d.sent, d.sent_bytes, d.completed + d.failed + d.cancelled AS ended,
-       (SELECT count(*) FROM waits w WHERE w.dataset_seq = d.dataset_seq AND w.state = 'waiting') AS waiting
+       (SELECT count(*) FROM waits w WHERE w.dataset_seq = d.dataset_seq AND w.state = 'waiting') AS waiting,
+       EXISTS (SELECT FROM waits w WHERE w.dataset_seq = d.dataset_seq AND w.called_back AND w.state <> 'released') AS called_back
 FROM datasets d JOIN runs r ON r.run_id = d.run_id WHERE d.state = 'open' AND d.sent > d.completed + d.failed + d.cancelled
 
 -- ==== waiting ==============================================================================================================================
 
 -- name: store_waits
--- A row's newest wait decides; an older or repeated RowsParked changes nothing. $7: milliseconds, null: until something happens.
+-- A row's newest wait decides; an older or repeated RowsParked changes nothing. $7: milliseconds, null: until something happens. A row that was called
+-- back stays so for as long as its provider is not away again ($12).
 INSERT INTO waits (dataset_seq, row_index, key, page, attempt, waits, due_at, asked, reason, halted, provider)
 SELECT $1, n.row_index, n.key, n.page, n.attempt, n.waits, clock_timestamp() + make_interval(secs => n.wait_ms / 1000.0), n.asked, $10, $11,
        n.provider
@@ -351,7 +353,8 @@ FROM unnest($2::bigint[], $3::text[], $4::int[], $5::int[], $6::int[], $7::bigin
      AS n (row_index, key, page, attempt, waits, wait_ms, asked, provider)
 ORDER BY n.row_index
 ON CONFLICT (dataset_seq, row_index) DO UPDATE SET attempt = excluded.attempt, waits = excluded.waits, state = 'waiting', due_at = excluded.due_at,
-       asked = excluded.asked, reason = excluded.reason, halted = excluded.halted, provider = excluded.provider, released_at = NULL
+       asked = excluded.asked, reason = excluded.reason, halted = excluded.halted, provider = excluded.provider, released_at = NULL,
+       called_back = waits.called_back AND NOT excluded.halted AND NOT excluded.row_index = ANY($12::bigint[])
 WHERE (excluded.attempt, excluded.waits) > (waits.attempt, waits.waits)
 
 -- name: end_halts
@@ -364,28 +367,33 @@ FROM (
 WHERE w.dataset_seq = halted.dataset_seq AND w.row_index = halted.row_index
 
 -- name: provider_serves
--- A provider serves again: rows of an organisation that wait for it come back the oldest first, $3 a second, none later than it would have.
-UPDATE waits w SET due_at = clock_timestamp() + make_interval(secs => (turns.turn - 1) / $3::float8)
-FROM (
-    SELECT dataset_seq, row_index, row_number() OVER (ORDER BY asked NULLS FIRST, dataset_seq, row_index) AS turn
-    FROM (
-        SELECT o.dataset_seq, o.row_index, o.asked FROM waits o JOIN datasets d USING (dataset_seq) JOIN runs r USING (run_id)
-        WHERE o.state = 'waiting' AND NOT o.halted AND o.provider = $2 AND r.org = $1
-        ORDER BY o.dataset_seq, o.row_index FOR UPDATE OF o SKIP LOCKED
-    ) AS waiting
-) AS turns
-WHERE w.dataset_seq = turns.dataset_seq AND w.row_index = turns.row_index
-    AND w.due_at > clock_timestamp() + make_interval(secs => (turns.turn - 1) / $3::float8)
+-- A provider serves again: rows of an organisation that wait for it come back, none later than it would have. In turns of $6 rows of each run, the
+-- oldest first: $4 of them now, and then $5 at a time, $3 a second.
+WITH waiting AS (
+    SELECT o.dataset_seq, o.row_index, o.asked, r.number AS run FROM waits o JOIN datasets d USING (dataset_seq) JOIN runs r USING (run_id)
+    WHERE o.state = 'waiting' AND NOT o.halted AND o.provider = $2 AND r.org = $1
+    ORDER BY o.dataset_seq, o.row_index FOR UPDATE OF o SKIP LOCKED
+), of_run AS (
+    SELECT *, row_number() OVER (PARTITION BY run ORDER BY asked NULLS FIRST, dataset_seq, row_index) - 1 AS place FROM waiting
+), turns AS (
+    SELECT *, row_number() OVER (ORDER BY place / $6::int, run, place) - 1 - $4::int AS turn FROM of_run
+), times AS (
+    SELECT *, clock_timestamp() + make_interval(secs => CASE WHEN turn < 0 THEN 0 ELSE (turn / $5::int + 1) * $5::int END / $3::float8) AS at FROM turns
+)
+UPDATE waits w SET called_back = true, due_at = least(w.due_at, times.at)
+FROM times
+WHERE w.dataset_seq = times.dataset_seq AND w.row_index = times.row_index AND (NOT w.called_back OR w.due_at > times.at)
 
 -- name: release_due
--- Rows whose time has come, of runs that go on: in turn by organisation, then by run, the first due first. Not of the datasets $2.
+-- Rows whose time has come, of runs that go on: in turn by organisation, then by run, of each run those first whose call was asked for first. Not of
+-- the datasets $2.
 WITH due AS (
-    SELECT o.dataset_seq, o.row_index, o.due_at, d.run_id, r.org
-    FROM (SELECT dataset_seq, row_index, due_at FROM waits WHERE state = 'waiting' AND due_at <= clock_timestamp() AND dataset_seq <> ALL($2::bigint[])
+    SELECT o.dataset_seq, o.row_index, o.due_at, o.asked, d.run_id, r.org
+    FROM (SELECT dataset_seq, row_index, due_at, asked FROM waits WHERE state = 'waiting' AND due_at <= clock_timestamp() AND dataset_seq <> ALL($2::bigint[])
           ORDER BY due_at LIMIT 20000) o
     JOIN datasets d USING (dataset_seq) JOIN runs r ON r.run_id = d.run_id
     WHERE r.halt_reason IS NULL AND r.stop_reason IS NULL AND r.finished_at IS NULL
-), of_run AS (SELECT *, row_number() OVER (PARTITION BY run_id ORDER BY due_at) AS run_turn FROM due
+), of_run AS (SELECT *, row_number() OVER (PARTITION BY run_id ORDER BY asked NULLS FIRST, due_at) AS run_turn FROM due
 ), of_org AS (SELECT *, row_number() OVER (PARTITION BY org ORDER BY run_turn, due_at) AS org_turn FROM of_run
 ), picked AS (SELECT dataset_seq, row_index FROM of_org ORDER BY org_turn, due_at LIMIT $1
 ), ours AS (
@@ -406,12 +414,12 @@ FROM (
 WHERE w.dataset_seq = due.dataset_seq AND w.row_index = due.row_index RETURNING w.*
 
 -- name: release_stuck
--- Rows that somebody began to publish $2 seconds ago and did not finish.
+-- Rows that somebody began to publish $2 seconds ago and did not finish; those that fail again and again after those that were not tried for longest.
 UPDATE waits w SET released_at = clock_timestamp()
 FROM (
     SELECT dataset_seq, row_index FROM waits
     WHERE state = 'releasing' AND released_at < clock_timestamp() - make_interval(secs => $2) AND dataset_seq <> ALL($3::bigint[])
-    ORDER BY dataset_seq, row_index LIMIT $1 FOR UPDATE SKIP LOCKED
+    ORDER BY released_at LIMIT $1 FOR UPDATE SKIP LOCKED
 ) due
 WHERE w.dataset_seq = due.dataset_seq AND w.row_index = due.row_index RETURNING w.*
 

@@ -47,6 +47,8 @@ class Releasing:
         self._nudged = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self._publishing: dict[int, asyncio.Task[None]] = {}
+        self._failed: set[tuple[int, int]] = set()
+        """(dataset, page) of which publishing failed the last time, or took too long."""
 
     def start(self) -> None:
         self._loop = asyncio.create_task(self._release_for_ever(), name="waits")
@@ -89,15 +91,18 @@ class Releasing:
         busy = self._publishing.keys()
         found = await wait_store.release_ended(self._database, limit, but_for=busy)
         due = await wait_store.next_due(self._database)
+        kept = 0
         if due is not None and due <= 0:
-            self._desk.refresh(await feeding.flights(self._database))  # rows that wait have left the room, whoever last looked
+            await self._desk.look()  # rows that wait have left the room, whoever last looked
             room = min(limit, self._desk.free())
-            if room > 0:
-                found += await wait_store.release_due(self._database, room, but_for=busy)
+            released = await wait_store.release_due(self._database, room, but_for=busy) if room > 0 else []
+            kept = limit if room < limit and len(released) == room else 0  # there may be more, which go before new ones
+            found += released
+        self._desk.keep_free(kept)
         if not found:
             return False
         self._begin(found)
-        self._desk.refresh(await feeding.flights(self._database))
+        await self._desk.look()
         return len(found) >= limit
 
     async def release_stuck(self) -> None:
@@ -121,8 +126,9 @@ class Releasing:
                 by_page: dict[int, list[Wait]] = {}
                 for wait in rows:
                     by_page.setdefault(wait.page, []).append(wait)
-                for sent in await feeding.sent_pages(self._database, dataset_seq, list(by_page)):  # others are their feeder's still
-                    await self._publish_page(fed, sent, by_page[sent.page])
+                sent_pages = await feeding.sent_pages(self._database, dataset_seq, list(by_page))  # others are their feeder's still
+                for sent in sorted(sent_pages, key=lambda sent: self._order(dataset_seq, sent.page, by_page[sent.page])):
+                    await self._publish_in_turn(fed, sent, by_page[sent.page])
         except (UnavailableError, TimeoutError) as error:
             log.warning("waits_postponed", dataset_seq=dataset_seq, rows=len(rows), error=str(error) or "no answer in time")
         except Exception:
@@ -130,6 +136,23 @@ class Releasing:
         finally:
             del self._publishing[dataset_seq]
             self._nudged.set()
+
+    def _order(self, dataset_seq: int, page: int, of_page: list[Wait]) -> tuple[bool, float]:
+        """The page whose call was asked for first is first; those that were not published the last time are last."""
+        return (dataset_seq, page) in self._failed, min(wait.asked or 0.0 for wait in of_page)
+
+    async def _publish_in_turn(self, fed: Fed, sent: SentPage, of_page: list[Wait]) -> None:
+        """Publish a page. One with which that fails holds up no other of its dataset, and is found again as stuck."""
+        page = (fed.standing.dataset.dataset_seq, sent.page)
+        self._failed.add(page)
+        try:
+            await self._publish_page(fed, sent, of_page)
+        except (UnavailableError, TimeoutError):
+            raise
+        except Exception:
+            log.exception("waits_failed", dataset_seq=page[0], page=sent.page, rows=len(of_page))
+        else:
+            self._failed.discard(page)
 
     async def _publish_page(self, fed: Fed, sent: SentPage, of_page: list[Wait]) -> None:
         standing = fed.standing

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from typing import TypeVar
 
 import structlog
 
 from rowmill.errors import UnavailableError
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.db import Connection, Database
-from rowmill_admission import runs, waits
+from rowmill_admission import inputs, runs, waits
 from rowmill_admission.cancelling import cancel_all
 from rowmill_admission.counting import Counting
 from rowmill_admission.endings import close_those_over, end_run
@@ -22,6 +23,7 @@ from rowmill_admission.settings import AdmissionSettings
 from rowmill_admission.staging import Staging
 from rowmill_admission.store import datasets as dataset_store
 from rowmill_admission.store import feeding, owed
+from rowmill_admission.store import inputs as input_store
 from rowmill_admission.store import runs as run_store
 from rowmill_admission.store import waits as wait_store
 from rowmill_contracts.rows import ReadCounts
@@ -29,6 +31,8 @@ from rowmill_contracts.runs import RowsCommitted
 from rowmill_contracts.topology import SHEETS_ASKS
 
 log = structlog.get_logger()
+
+ItemT = TypeVar("ItemT", bound=Hashable)
 
 
 class Repair:
@@ -53,6 +57,8 @@ class Repair:
         self._counting = counting
         self._releasing = releasing
         self._loop: asyncio.Task[None] | None = None
+        self._failed: dict[str, set[Hashable]] = {}
+        """By part: what failed at the last look, or used up its time."""
 
     def start(self) -> None:
         self._loop = asyncio.create_task(self._look_for_ever(), name="repair")
@@ -89,6 +95,22 @@ class Repair:
             except Exception:
                 log.exception("repair_failed", part=part.__name__)
 
+    async def _each(self, part: str, items: Iterable[ItemT], work: Callable[[ItemT], Awaitable[None]]) -> None:
+        """Do it for one after the other. One that fails, or takes all the time of the part, holds up no other for ever: it is last the next time."""
+        known = self._failed.get(part, set())
+        failed: set[Hashable] = set()
+        self._failed[part] = failed
+        for item in sorted(items, key=known.__contains__):
+            failed.add(item)
+            try:
+                await work(item)
+            except UnavailableError as error:
+                log.warning("repair_postponed", part=part, item=item, error=str(error))
+            except Exception:
+                log.exception("repair_failed", part=part, item=item)
+            else:
+                failed.discard(item)
+
     async def _owing(self, seconds: float) -> list[str]:
         return await owed.runs_owing(self._database, seconds)
 
@@ -96,17 +118,17 @@ class Repair:
         self._postman.wake(await self._owing(self._settings.repair_interval))
 
     async def _close(self) -> None:
-        for dataset_seq in await dataset_store.over(self._database):
-
-            async def work(connection: Connection, seq: int = dataset_seq) -> list[str]:
-                return await close_those_over(connection, await dataset_store.lock(connection, [seq]))
+        async def close(dataset_seq: int) -> None:
+            async def work(connection: Connection) -> list[str]:
+                return await close_those_over(connection, await dataset_store.lock(connection, [dataset_seq]))
 
             self._postman.wake(await self._database.transact(work))
 
-    async def _end_stopped(self) -> None:
-        for run_id in await run_store.stopped_with_nothing_open(self._database):
+        await self._each("close", await dataset_store.over(self._database), close)
 
-            async def work(connection: Connection, run_id: str = run_id) -> list[str]:
+    async def _end_stopped(self) -> None:
+        async def end(run_id: str) -> None:
+            async def work(connection: Connection) -> list[str]:
                 run = await run_store.lock(connection, run_id)
                 if run is None or run.over or await dataset_store.any_open(connection, run_id):
                     return []
@@ -114,19 +136,20 @@ class Repair:
 
             self._postman.wake(await self._database.transact(work))
 
-    async def _halt_late(self) -> None:
-        for run_id in await run_store.out_of_time(self._database):
+        await self._each("end_stopped", await run_store.stopped_with_nothing_open(self._database), end)
 
-            async def work(connection: Connection, run_id: str = run_id) -> list[str]:
+    async def _halt_late(self) -> None:
+        async def halt(run_id: str) -> None:
+            async def work(connection: Connection) -> list[str]:
                 return await halt_if_out_of_time(connection, run_id)
 
             self._postman.wake(await self._database.transact(work))
 
-    async def _advance_again(self) -> None:
-        settings = self._settings
-        for run_id in await run_store.to_advance_again(self._database, settings.repair_interval, settings.advance_again_limit):
+        await self._each("halt_late", await run_store.out_of_time(self._database), halt)
 
-            async def work(connection: Connection, run_id: str = run_id) -> list[str]:
+    async def _advance_again(self) -> None:
+        async def advance(run_id: str) -> None:
+            async def work(connection: Connection) -> list[str]:
                 run = await run_store.lock(connection, run_id)
                 if run is None or run.over or run.stopped or run.lease_live:
                     return []
@@ -136,18 +159,29 @@ class Repair:
 
             self._postman.wake(await self._database.transact(work))
 
+        settings = self._settings
+        await self._each(
+            "advance_again", await run_store.to_advance_again(self._database, settings.repair_interval, settings.advance_again_limit), advance
+        )
+
     async def _fail_abandoned_inputs(self) -> None:
-        await self._staging.fail_abandoned(self._settings.input_unsealed_limit)
+        limit = self._settings.input_unsealed_limit
+        abandoned = await input_store.unsealed_for(self._database, limit)
+        await self._each("fail_abandoned", abandoned, lambda input_id: self._staging.fail(input_id, inputs.abandoned(input_id, limit)))
 
     async def _ask_for_silent(self) -> None:
         settings = self._settings
-        for seq, run_id, dataset in await dataset_store.silent(self._database, settings.silent_after, settings.page_again_after):
+
+        async def ask(silent: tuple[int, str, str]) -> None:
+            seq, run_id, dataset = silent
             counts = await self._bus.ask(ReadCounts(run_id=run_id, dataset=dataset), SHEETS_ASKS, RowsCommitted)
             await self._counting.store([counts])
             await dataset_store.note_heard(self._database, run_id, dataset)
             pages = [progress.page for progress in counts.pages if progress.open > 0]
             if pages:
                 await self._send_again(seq, await feeding.pages_to_send_again(self._database, seq, pages, settings.page_again_after))
+
+        await self._each("ask_for_silent", await dataset_store.silent(self._database, settings.silent_after, settings.page_again_after), ask)
 
     async def _send_again(self, dataset_seq: int, pages: list[int]) -> None:
         """Publish pages again that have been out for too long, but for rows that wait."""
@@ -161,6 +195,10 @@ class Repair:
                 await self._releasing.send_again(fed, sent, waits.still_out(sent.rows, sent.first_index, waiting))
             except PageFailed as failed:
                 log.warning("page_not_sent_again", run_id=fed.standing.dataset.run_id, page=sent.page, error=failed.problem.message)
+            except UnavailableError:
+                raise
+            except Exception:  # the pages after it are not to wait for it
+                log.exception("page_not_sent_again", run_id=fed.standing.dataset.run_id, page=sent.page)
 
     async def _forget(self) -> None:
         await run_store.forget_events(self._database, self._settings.event_retention)

@@ -85,6 +85,15 @@ class RoomDesk:
         """Rows that fit in the common room now."""
         return max(0, self._rooms.limits.rows - self._rooms.rows)
 
+    def keep_free(self, rows: int) -> None:
+        """Give out no room of which so many rows could be left free: rows that have waited are due, and go first."""
+        self._rooms.kept = min(rows, self._rooms.limits.rows)
+        self._give()
+
+    async def look(self) -> None:
+        """Take over what the tables say now."""
+        self.refresh(await feeding.flights(self._database))
+
     def _give(self) -> None:
         if not self._rooms.asking:
             return
@@ -102,7 +111,7 @@ class RoomDesk:
         try:
             while self._rooms.asking:
                 await asyncio.sleep(self._poll_seconds)
-                self.refresh(await feeding.flights(self._database))
+                await self.look()
         finally:
             self._poller = None
 
@@ -114,10 +123,12 @@ class RoomDesk:
             flight.sent, flight.sent_bytes = max(flight.sent, each.sent), max(flight.sent_bytes, each.sent_bytes)
             flight.ended = max(flight.ended, each.ended)
             flight.waiting = each.waiting
+            flight.called_back = each.called_back
         for seq in self._rooms.known() - set(stored) - self._fed_here:
             self._rooms.leave(seq)
         for seq in self._fed_here - set(stored):
             landed = self._rooms.flight(seq)
             if landed is not None:
                 landed.waiting = 0
+                landed.called_back = False
         self._give()

@@ -19,7 +19,8 @@ class RoomLimits:
 
 @dataclass(slots=True)
 class Flight:
-    """What a dataset has in flight. ``sent``: rows that ever went; ``ended``: of those terminal; ``waiting``: of those outside any process.
+    """What a dataset has in flight. ``sent``: rows that ever went; ``ended``: of those terminal; ``waiting``: of those outside any process;
+    ``called_back``: some of those are called back, and go before new ones of their run.
 
     Rows that wait count in their run's window (it admits no more), not in the common room.
     """
@@ -31,6 +32,7 @@ class Flight:
     sent_bytes: int = 0
     ended: int = 0
     waiting: int = 0
+    called_back: bool = False
     granted: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Rows and bytes of pages that were granted and whose sending the tables do not show yet."""
 
@@ -68,6 +70,8 @@ class Rooms:
 
     def __init__(self, limits: RoomLimits) -> None:
         self.limits = limits
+        self.kept = 0
+        """Rows of the common room that are kept free for rows that have waited and are due."""
         self._flights: dict[int, Flight] = {}
         self._asks: dict[int, Ask] = {}
         self._turns: deque[str] = deque()  # organisations that ask, next first
@@ -132,11 +136,12 @@ class Rooms:
                 flight.granted.pop(page, None)
 
     def grant(self) -> list[Ask]:
-        """Give out what is free. A run whose window is full is passed over; a page that does not fit in the common room holds up all behind it,
-        so that large pages are not starved by small ones.
+        """Give out what is free. A run whose window is full, or whose rows are called back and not published yet, is passed over; a page that does
+        not fit in the common room holds up all behind it, so that large pages are not starved by small ones.
         """
         granted: list[Ask] = []
         rows = self.rows
+        called_back = {flight.run_id for flight in self._flights.values() if flight.called_back}
         size = sum(flight.bytes_in_room for flight in self._flights.values())
         windows: dict[str, int] = {}
         for flight in self._flights.values():
@@ -144,13 +149,13 @@ class Rooms:
         passed = 0
         while self._turns and passed < len(self._turns):
             org = self._turns[0]
-            seq = self._next_of(org, windows)
+            seq = self._next_of(org, windows, called_back)
             if seq is None:
                 self._turns.rotate(-1)
                 passed += 1
                 continue
             ask = self._asks[seq]
-            if rows and (rows + ask.rows > self.limits.rows or size + ask.bytes > self.limits.bytes):
+            if rows and (rows + ask.rows + self.kept > self.limits.rows or size + ask.bytes > self.limits.bytes):
                 break
             self._turns.rotate(-1)
             self.withdraw(seq)
@@ -163,10 +168,12 @@ class Rooms:
             passed = 0
         return granted
 
-    def _next_of(self, org: str, windows: dict[str, int]) -> int | None:
+    def _next_of(self, org: str, windows: dict[str, int], called_back: set[str]) -> int | None:
         """The first dataset in the organisation's line whose run has room. Who is served leaves the line, and asks again at its end."""
         for seq in self._runs[org]:
             flight = self._flights[seq]
+            if flight.run_id in called_back:
+                continue
             out = windows[flight.run_id]
             if out == 0 or out + self._asks[seq].rows <= flight.window:
                 return seq

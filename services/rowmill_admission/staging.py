@@ -57,11 +57,6 @@ class Staging:
         self._postman.wake(await self._database.transact(work))
         self._on_ended([input_id])
 
-    async def fail_abandoned(self, limit: float) -> None:
-        """Fail inputs whose last page came ``limit`` seconds ago and that are not sealed."""
-        for input_id in await input_store.unsealed_for(self._database, limit):
-            await self.fail(input_id, inputs.abandoned(input_id, limit))
-
     async def _store_pages(self, connection: Connection, known: dict[str, Input], pages: Sequence[StoredPage]) -> dict[str, Problem]:
         problems: dict[str, Problem] = {}
         first: dict[tuple[str, int], StoredPage] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -11,9 +12,25 @@ from rowmill_admission.sending import Return
 from rowmill_admission.store.waits import Wait
 from rowmill_contracts.envelope import PAGE_BYTES, PAGE_ROWS
 from rowmill_contracts.rows import SettledRow
-from rowmill_contracts.runs import ParkedRow
+from rowmill_contracts.runs import ParkedRow, ProviderServes
 
 BREATH_MS: Final = 200
+
+RUNS_IN_A_STEP: Final = 5
+"""Runs of which rows are called back together, where there are as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How rows are called back: so many ``together``, ``of_a_run`` one after the other, since each page of which some come is looked up for them."""
+
+    together: int
+    of_a_run: int
+
+
+def turns_of(message: ProviderServes) -> Turns:
+    together = max(1, int(message.per_second * message.every))
+    return Turns(together, max(1, together // RUNS_IN_A_STEP))
 
 
 def newest(rows: Iterable[ParkedRow]) -> list[ParkedRow]:

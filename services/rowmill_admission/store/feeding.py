@@ -100,6 +100,7 @@ class StoredFlight:
     sent_bytes: int
     ended: int
     waiting: int
+    called_back: bool
 
 
 class LeaseLost(Exception):
@@ -213,7 +214,17 @@ async def digests(database: Database, dataset_seq: int) -> AsyncIterator[bytes]:
 async def flights(database: Database) -> list[StoredFlight]:
     """Every open dataset with rows in flight."""
     return [
-        StoredFlight(row["dataset_seq"], row["run_id"], row["org"], row["run_window"], row["sent"], row["sent_bytes"], row["ended"], row["waiting"])
+        StoredFlight(
+            row["dataset_seq"],
+            row["run_id"],
+            row["org"],
+            row["run_window"],
+            row["sent"],
+            row["sent_bytes"],
+            row["ended"],
+            row["waiting"],
+            row["called_back"],
+        )
         for row in await database.fetch(SQL["flights"])
     ]
 

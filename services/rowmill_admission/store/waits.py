@@ -53,6 +53,7 @@ async def add(connection: Connection, dataset_seq: int, rows: Sequence[ParkedRow
         [row.provider for row in rows],
         reason,
         halted,
+        [row.index for row in rows if row.away],
     )
 
 
@@ -61,9 +62,13 @@ async def end_halts(connection: Connection, run_id: str) -> None:
     await connection.execute(SQL["end_halts"], run_id)
 
 
-async def provider_serves(database: Database, org: str, provider: str, per_second: float) -> None:
-    """Rows that wait for this provider come back at that rate from now on, the oldest first."""
-    await database.execute(SQL["provider_serves"], org, provider, per_second)
+async def provider_serves(
+    database: Database, org: str, provider: str, per_second: float, *, at_once: int = 1, together: int = 1, of_a_run: int = 1
+) -> None:
+    """Rows that wait for this provider come back from now on: ``at_once`` of them now, then ``per_second``, so many ``together``. Runs in turn, of
+    each so many rows (``of_a_run``), the oldest first.
+    """
+    await database.execute(SQL["provider_serves"], org, provider, per_second, at_once, together, of_a_run)
 
 
 async def release_due(database: Database, limit: int, *, but_for: Collection[int]) -> list[Wait]:
