@@ -1,4 +1,7 @@
-"""What gateways ask of the receipt-store for shards of lanes: leases, and the permits of rates that go with them."""
+"""What gateways ask of the receipt-store for shards of lanes: leases, permits of rates, and which gateways there are.
+
+One request says it all: a gateway that renews what it has says thereby that it is there, and is told who else is.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,21 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sent: list[Sent] | None = None
 
 
+class OpenRequests(msgspec.Struct, frozen=True, array_like=True):
+    """So many requests of a lane that are open. ``lane``: ``<organisation>/<provider>``."""
+
+    lane: str
+    requests: int
+
+
 @message()
 class LeaseShard(Message, frozen=True, kw_only=True):
-    """Take or renew shard leases for ``holder`` (``release``: give them up), and draw permits for lanes of shards that it holds thereby.
+    """Take or renew shard leases for ``holder`` (``release``: give them up), and draw permits for lanes of shards that it holds thereby. It says also
+    that the holder is there, for as long as a shard's lease lasts.
 
     ``terms``: under which each of the shards is given up, so that a late copy gives up none that was taken again; 0, or none named: whichever it is.
+    ``serving`` false: it takes no more calls, now or later, and wants no share. ``open``: requests that it still has open in lanes of shards that it
+    does not hold, all of them. ``number``: rises with each request of a holder; of one that comes late, what it says of its holder changes nothing.
     """
 
     holder: str
@@ -50,6 +63,9 @@ class LeaseShard(Message, frozen=True, kw_only=True):
     release: bool = False
     draws: list[Draw] = []
     terms: list[int] = []
+    serving: bool = True
+    open: list[OpenRequests] = []
+    number: int = 0
 
 
 class ShardLease(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +77,11 @@ class ShardLease(msgspec.Struct, frozen=True, kw_only=True):
 
 @message()
 class ShardsLeased(Message, frozen=True, kw_only=True):
-    """``drawn``: for each of the draws."""
+    """``drawn``: for each of the draws. ``gateways``: those among whom the shards are shared: who serves and has been there for a while; to all the
+    same. ``open``: what other gateways that are there have open in lanes of shards that they do not hold.
+    """
 
     shards: list[ShardLease]
     drawn: list[Drawn] = []
+    gateways: list[str] = []
+    open: list[OpenRequests] = []

@@ -7,6 +7,7 @@ from typing import ClassVar
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.db import Database
 from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
+from rowmill_receipt_store.gateway_store import GatewayStore
 from rowmill_receipt_store.handlers import Handlers
 from rowmill_receipt_store.leasing import Leasing
 from rowmill_receipt_store.merging import Merger
@@ -49,7 +50,8 @@ class App:
             presences=presences,
         )
         merger = Merger(statements=settings.statements, max_items=settings.merge_items, max_bytes=settings.merge_bytes)
-        leasing, operating = Leasing(receipts, WindowStore(self._database)), Operating(OperatorStore(self._database), receipts)
+        leasing = Leasing(receipts, WindowStore(self._database), GatewayStore(self._database, life=settings.shard_lease))
+        operating = Operating(OperatorStore(self._database), receipts)
         handlers = Handlers(self._bus, receipts, presences, leasing, operating, merger)
         await self._bus.consume(RECEIPTS_SETTLE, handlers.settle, prefetch=settings.prefetch)
         await self._bus.consume(RECEIPTS_CLAIMS, handlers.claim, prefetch=settings.prefetch)

@@ -416,6 +416,30 @@ RETURNING p.presence, p.ended;
 -- Of processes that are long gone: their leases are over by their own time.
 DELETE FROM presences WHERE expires_at <= now() + $1::interval - interval '1 day';
 
+-- name: meet_gateways
+-- $3 is there for $2 from now on, and says of itself what its newest request ($4) does; who is there besides, by name. `shares`: it serves and has been
+-- there for $2. Whom nobody has heard of for long is forgotten.
+WITH gone AS (
+    DELETE FROM gateways WHERE holder IN (
+        SELECT holder FROM gateways
+        WHERE holder <> $3::text AND expires_at <= now() + $1::interval - 100 * $2::interval FOR UPDATE SKIP LOCKED
+    )
+), here AS (
+    INSERT INTO gateways AS g (holder, number, joined_at, expires_at, serving, open)
+    VALUES ($3::text, $4::bigint, now() + $1::interval, now() + $1::interval + $2::interval, $5::boolean, $6::bytea)
+    ON CONFLICT (holder) DO UPDATE SET
+        number = excluded.number, expires_at = excluded.expires_at, serving = g.serving AND excluded.serving, open = excluded.open
+    WHERE g.number <= excluded.number
+    RETURNING holder, joined_at, serving, open
+)
+SELECT f.holder, f.serving AND f.joined_at <= now() + $1::interval - $2::interval AS shares, f.open
+FROM (
+    SELECT holder, joined_at, serving, open FROM here
+    UNION ALL
+    SELECT holder, joined_at, serving, open FROM gateways WHERE holder <> $3::text AND expires_at > now() + $1::interval
+) AS f
+ORDER BY f.holder;
+
 -- name: windows
 -- What is stored of the asked windows, and how long ago it was.
 SELECT name, term, number, sent, permits, seconds, extract(epoch FROM now() + $1::interval - reported_at)::float8 AS elapsed

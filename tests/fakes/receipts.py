@@ -6,6 +6,7 @@ run, unknown outcomes, budgets without partial pages); not durable, and not fast
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -37,7 +38,7 @@ from rowmill_contracts.receipts import (
     RunHalted,
     StoreAnswer,
 )
-from rowmill_contracts.shards import Draw, Drawn, LeaseShard, Sent, ShardLease, ShardsLeased
+from rowmill_contracts.shards import Draw, Drawn, LeaseShard, OpenRequests, Sent, ShardLease, ShardsLeased
 from rowmill_contracts.tools import ToolFailure
 
 OUTPUT_LIMIT = 8 * 1024 * 1024
@@ -64,6 +65,15 @@ class Shard:
     term: int = 0
     expires: float = 0.0
     ended_term: int = 0
+
+
+@dataclass
+class Gateway:
+    number: int
+    joined: float
+    expires: float
+    serving: bool
+    open: list[OpenRequests]
 
 
 @dataclass
@@ -121,6 +131,7 @@ class MemoryReceipts:
         self.shards: dict[int, Shard] = {}
         self.runs: dict[str, Run] = {}
         self.windows: dict[str, Window] = {}
+        self.gateways: dict[str, Gateway] = {}
         self._now = now
         self._queued = queued
         self._running = running
@@ -144,10 +155,10 @@ class MemoryReceipts:
                 return Released(released=sum(self._release(lease) for lease in request.leases))
             case LeaseShard(release=True):
                 drawn = [self._draw(draw, request.holder) for draw in request.draws]
-                return ShardsLeased(shards=[self._lease_shard(shard, request) for shard in request.shards], drawn=drawn)
+                return self._met(request, [self._lease_shard(shard, request) for shard in request.shards], drawn)
             case LeaseShard():
                 leases = [self._lease_shard(shard, request) for shard in request.shards]
-                return ShardsLeased(shards=leases, drawn=[self._draw(draw, request.holder) for draw in request.draws])
+                return self._met(request, leases, [self._draw(draw, request.holder) for draw in request.draws])
             case HaltRun():
                 return self._halt(request)
             case other:
@@ -349,6 +360,20 @@ class MemoryReceipts:
             shard.holder = request.holder
         shard.expires = self._now() + self._shard
         return ShardLease(shard=number, held=True, term=shard.term, seconds=self._shard)
+
+    def _met(self, request: LeaseShard, leases: list[ShardLease], drawn: list[Drawn]) -> ShardsLeased:
+        now = self._now()
+        asker = self.gateways.setdefault(request.holder, Gateway(request.number, now, now, request.serving, []))
+        if request.number >= asker.number:
+            asker.number, asker.expires, asker.open = request.number, now + self._shard, request.open
+            asker.serving = asker.serving and request.serving
+        there = {name: gateway for name, gateway in self.gateways.items() if gateway is asker or gateway.expires > now}
+        sharing = sorted(name for name, gateway in there.items() if gateway.serving and gateway.joined <= now - self._shard)
+        elsewhere: Counter[str] = Counter()
+        for gateway in there.values():
+            if gateway is not asker:
+                elsewhere.update({one.lane: one.requests for one in gateway.open})
+        return ShardsLeased(shards=leases, drawn=drawn, gateways=sharing, open=[OpenRequests(*one) for one in sorted(elsewhere.items())])
 
     def _draw(self, draw: Draw, holder: str) -> Drawn:
         shard = self.shards.get(draw.shard)

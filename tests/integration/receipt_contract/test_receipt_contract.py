@@ -39,7 +39,7 @@ from rowmill_contracts.receipts import (
     RunHalted,
     StoreAnswer,
 )
-from rowmill_contracts.shards import Draw, Drawn, LeaseShard, Sent, ShardLease, ShardsLeased
+from rowmill_contracts.shards import Draw, Drawn, LeaseShard, OpenRequests, Sent, ShardLease, ShardsLeased
 from rowmill_contracts.tools import ToolFailure
 from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
 from rowmill_receipt_store.app import App
@@ -344,3 +344,16 @@ async def test_a_report_of_a_former_term_is_not_believed(store: Asker, key: str)
     assert told is not None
     assert [one.requests for one in told] == [3]
     assert told[0].seconds_ago < 0, "its permits are still good"
+
+
+async def test_who_takes_a_shard_is_told_what_its_former_holder_has_open(store: Asker) -> None:
+    shard = next(_shards)
+    lane = OpenRequests(f"acme/lane-{shard}", 3)
+    await store.ask(LeaseShard(holder=f"first-{shard}", shards=[shard], number=1), ShardsLeased)
+    given_up = LeaseShard(holder=f"first-{shard}", shards=[shard], release=True, open=[lane], number=2)
+    assert lane not in (await store.ask(given_up, ShardsLeased)).open, "it knows that itself"
+    taken = await store.ask(LeaseShard(holder=f"second-{shard}", shards=[shard], number=1), ShardsLeased)
+    assert taken.shards[0].held
+    assert lane in taken.open
+    await store.ask(LeaseShard(holder=f"first-{shard}", shards=[], serving=False, number=3), ShardsLeased)
+    assert lane not in (await store.ask(LeaseShard(holder=f"second-{shard}", shards=[shard], number=2), ShardsLeased)).open

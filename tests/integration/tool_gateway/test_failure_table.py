@@ -30,6 +30,7 @@ from rowmill.tools import tool_of
 from rowmill_contracts.envelope import Message, decode, encode
 from rowmill_contracts.receipts import ClaimReceipts
 from rowmill_contracts.tools import CallItem, CallOutcome, ToolCalls, ToolResults
+from rowmill_receipt_store.gateway_store import GatewayStore
 from rowmill_receipt_store.handlers import Handlers
 from rowmill_receipt_store.leasing import Leasing
 from rowmill_receipt_store.merging import Merger
@@ -145,7 +146,7 @@ class RealStore:
         store = Store(database, queued_lease=10, running_lease=60, shard_lease=6, answer_bytes=2**23)
         receipts = Receipts(store, held_poll=0.25, output_limit=2**23)
         merger = Merger(statements=2, max_items=1000, max_bytes=2**24)
-        leasing = Leasing(receipts, WindowStore(database))
+        leasing = Leasing(receipts, WindowStore(database), GatewayStore(database, life=6))
         presences = PresenceStore(database, lease=6, grace=2)
         no_operator: Any = None
         self._handlers = Handlers(cast("Any", self), receipts, presences, leasing, no_operator, merger)  # it answers through us
