@@ -306,6 +306,10 @@ class Bus:
         if queue in WORK_NAMES:
             self._suspects.serve(queue, handler, undecodable, may_take_suspects)
 
+    async def step_back(self, queue: str) -> None:
+        """Go on consuming a queue that serves one consumer at a time, behind all others who do; what was delivered is still handled."""
+        await self._sessions.step_back(queue)
+
     async def stop_consuming(self, queue: str) -> None:
         """Detach from one queue; what was delivered is still handled."""
         self._suspects.leave(queue)

@@ -74,6 +74,7 @@ class Session:
         self._exchanges: dict[str, AbstractExchange] = {}
         self._single_active: set[str] = set()
         self._attached: dict[str, _Attached] = {}
+        self._cancelled: list[_Attached] = []
         self._declaring: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         connection.close_callbacks.add(self._connection_closed)
@@ -241,6 +242,14 @@ class Session:
             async with asyncio.timeout(ANSWER_SECONDS):
                 underlay = await attached.channel.get_underlay_channel()
                 await underlay.basic_cancel(attached.tag)
+        self._cancelled.append(attached)
+
+    async def _close_idle_channels(self) -> None:
+        """Those of cancelled consumers, once all that they were delivered is done; what was sent to them too late goes back to its queue."""
+        for attached in [one for one in self._cancelled if not one.watch.in_hand]:
+            self._cancelled.remove(attached)
+            attached.channel.close_callbacks.discard(self._channel_closed)
+            await attached.channel.close()
 
     # ---- watching ---------------------------------------------------------------------------------------------------------------------
 
@@ -268,6 +277,7 @@ class Session:
         looked_at = list(self._attached.values())
         asked = self._clock.monotonic()
         try:
+            await self._close_idle_channels()
             found = await self.depths([attached.queue for attached in looked_at])
         except Exception as error:  # whatever it was, a session that cannot answer this is of no use
             self.blocked = await self.connection.is_blocked()

@@ -103,12 +103,27 @@ class Sessions:
         self._subscriptions[subscription.queue] = subscription
         session = self._session
         if session is not None and not session.ended.is_set():
-            try:
-                await session.consume(subscription)
-            except Exception as error:  # whatever a dying connection makes of it: a service that is about to start must not end of it
-                expected = isinstance(error, TRANSPORT_ERRORS)
-                log.warning("consume_postponed", queue=subscription.queue, error=repr(error), exc_info=None if expected else error)
-                session.end(error)  # the next session attaches every subscription
+            await self._attach(session, subscription)
+
+    async def step_back(self, queue: str) -> None:
+        """Consume a queue that serves one consumer at a time behind all who wait at it; what was delivered is still handled."""
+        subscription, session = self._subscriptions.get(queue), self._session
+        if subscription is None or session is None or session.ended.is_set():
+            return  # the next session comes last anyway
+        await self._attach(session, subscription, again=True)
+        if self._subscriptions.get(queue) is not subscription:
+            with contextlib.suppress(*TRANSPORT_ERRORS):
+                await session.cancel(queue)
+
+    async def _attach(self, session: Session, subscription: Subscription, *, again: bool = False) -> None:
+        try:
+            if again:
+                await session.cancel(subscription.queue)
+            await session.consume(subscription)
+        except Exception as error:  # whatever a dying connection makes of it: a service that is about to start must not end of it
+            expected = isinstance(error, TRANSPORT_ERRORS)
+            log.warning("consume_postponed", queue=subscription.queue, error=repr(error), exc_info=None if expected else error)
+            session.end(error)  # the next session attaches every subscription
 
     async def unsubscribe(self, queue: str) -> None:
         """Detach from one queue; what was delivered is still handled."""
