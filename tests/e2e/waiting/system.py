@@ -1,8 +1,9 @@
-"""The five services over a project whose rows wait, and its plays loaded here."""
+"""The five services over a project of a test's own, such as one whose rows wait, and its plays loaded here."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -20,11 +21,17 @@ from rowmill.project import Project
 
 
 class WaitingSystem:
-    """``async with WaitingSystem(folder, …) as system``; ``settings``: in real seconds and numbers of rows, as services read them."""
+    """``async with WaitingSystem(folder, …) as system``; ``settings``: in real seconds and numbers of rows, as services read them.
+
+    ``source``: the project's folder, ``module``: its plays.
+    """
+
+    source = Path(__file__).parent / "project"
+    module = "waiting_plays"
 
     def __init__(self, folder: Path, broker_url: str, database_url: str, settings: Mapping[str, str]) -> None:
         self._project = folder / "project"
-        shutil.copytree(Path(__file__).parent / "project", self._project)
+        shutil.copytree(self.source, self._project)
         self._broker_url = broker_url
         environment = {
             "ROWMILL_BROKER_URL": broker_url,
@@ -52,10 +59,18 @@ class WaitingSystem:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._registry.__exit__(kind, error, trace)
-        sys.modules.pop("waiting_plays", None)
+        sys.modules.pop(self.module, None)
         if str(self._project) in sys.path:
             sys.path.remove(str(self._project))
         await asyncio.to_thread(self.services.stop)
+
+    def memory(self) -> dict[str, int]:
+        """Megabytes that executors and gateways have in memory."""
+        found = {}
+        for name in ("row-executor", "tool-gateway"):
+            status = Path(f"/proc/{self.services[name].pid}/status").read_text(encoding="utf-8")
+            found[name] = int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) // 1024  # type: ignore[index] # every process has it
+        return found
 
     def play(self, name: str) -> Play[Any, Any]:
         return registry.play_named(name)
