@@ -17,7 +17,7 @@ from rowmill.handles import Handle
 from rowmill.paged_handle import PagedHandle
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import new_id
-from rowmill.runtime.deliveries import Delivery, Rejected
+from rowmill.runtime.deliveries import REPLAYED, Delivery, Rejected
 from rowmill.runtime.suspicion import may_have_crashed
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.events import Control
@@ -183,7 +183,7 @@ class RowsHandler:
         finally:
             self._runner.leave(lane)
         if replay is not None:
-            await send_round(self._bus, message, replay)
+            await send_round(self._bus, message, replay, delivery.headers[REPLAYED])
 
     def _lane(self, of: DatasetOfRun, message: RowTasks, captured: Captured) -> Lane:
         program, options = captured.program, captured.options

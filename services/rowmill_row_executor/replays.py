@@ -6,7 +6,7 @@ not parked: the page itself comes round again with the rows that are left, throu
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -43,8 +43,8 @@ class ReplayTicket(PageTicket):
         return True
 
 
-async def send_round(bus: Bus, page: RowTasks, ticket: ReplayTicket) -> None:
-    """Have the rows that were kept worked again in a while, confirmed; nothing where each row has ended.
+async def send_round(bus: Bus, page: RowTasks, ticket: ReplayTicket, replay: Any) -> None:
+    """Have the rows that were kept worked again in a while, confirmed; nothing where each row has ended. ``replay``: which it is (see `REPLAYED`).
 
     Raises:
         Rejected: the run is halted. The page dies again, so that it can be replayed once the run goes on.
@@ -63,7 +63,7 @@ async def send_round(bus: Bus, page: RowTasks, ticket: ReplayTicket) -> None:
         EXECUTOR_ROWS,
         exchange="rowmill.delay.1s" if soonest <= _SHORT_DELAY_MS else "rowmill.delay.5s",
         correlation_id=page.run_id,
-        headers={REPLAYED: 1},
+        headers={REPLAYED: replay},
     )
 
 

@@ -137,7 +137,7 @@ def purge(
 
     async def work(url: str) -> tuple[int, bool]:
         async with letter_box(url) as box:
-            meant = [got.message async for got in box.letters(chosen)]
+            meant = [got.letter.identity async for got in box.letters(chosen)]
             if not meant or dry_run:
                 return len(meant), False
             if not yes and not await asyncio.to_thread(typer.confirm, f"delete {_letters(len(meant))} for good?", err=True):

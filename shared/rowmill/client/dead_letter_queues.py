@@ -1,15 +1,17 @@
 """Getting dead letters from where they lie: looked at, replayed, purged.
 
 Everything that is got and not acknowledged goes back when the connection closes, so nothing is lost however a command ends. A look is bounded by how
-many letters lay in a queue when it began: what dies meanwhile is left for the next.
+many letters lay in a queue when it began: what dies meanwhile is left for the next. A letter may lie there more than once
+(docs/adr/0021-copies-of-dead-letters.md): its copies are looked at, replayed and purged as one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
@@ -18,7 +20,8 @@ from aio_pika.exceptions import ChannelNotFoundEntity, DeliveryError
 from rowmill.client.dead_letters import DeadLetter, Filter, letter_of
 from rowmill.client.replaying import refusal, replayed
 from rowmill.errors import ReplayStopped, UnavailableError
-from rowmill.runtime.clock import Clock, SystemClock
+from rowmill.runtime.clock import Clock, SystemClock, new_id
+from rowmill.runtime.deliveries import REPLAYED
 from rowmill.runtime.transport import TRANSPORT_ERRORS, AsTransportErrors, close, connect, redacted
 from rowmill_contracts.topology import dead
 
@@ -33,7 +36,9 @@ Report = Callable[["Replay"], None]
 
 @dataclass
 class Replay:
-    """How a replay went so far. ``found``: letters in the queues when it began. ``refused``: letters left where they lie, by the reason why."""
+    """How a replay went so far. ``found``: letters in the queues when it began, less the copies that were met by now. ``refused``: letters left where
+    they lie, by the reason why.
+    """
 
     found: int = 0
     looked_at: int = 0
@@ -57,9 +62,15 @@ class LetterBox:
     """The ``.dead`` queues over one connection. Use `letter_box`."""
 
     def __init__(self, channel: AbstractChannel, clock: Clock, broker: str) -> None:
+        self.copies = 0
+        """Messages that were got and are copies of a letter that was got before."""
         self._channel = channel
         self._clock = clock
         self._broker = broker
+        self._replay = new_id()
+        self._in_hand: dict[str, list[Callable[[], Awaitable[object]]]] = {}
+        self._yielded: set[str] = set()
+        self._taken: set[str] = set()
 
     @asynccontextmanager
     async def _step(self) -> AsyncIterator[None]:
@@ -74,7 +85,7 @@ class LetterBox:
             raise UnavailableError(f"the broker at {self._broker} went away: {error or error!r}; letters in hand lie where they lay") from error
 
     async def depth(self, chosen: Filter) -> int:
-        """Letters that lie in the queues in question."""
+        """Messages that lie in the queues in question, copies of letters among them."""
         return sum([count for _, count in await self._depths(chosen)])
 
     async def _depths(self, chosen: Filter) -> list[tuple[str, int]]:
@@ -91,7 +102,10 @@ class LetterBox:
         return found
 
     async def letters(self, chosen: Filter, on_look: Callable[[], None] = lambda: None) -> AsyncIterator[Got]:
-        """The letters that are meant, oldest first in each queue. ``on_look``: called after each letter that was looked at, meant or not."""
+        """The letters that are meant, oldest first in each queue, each once. ``on_look``: called after each that was looked at, meant or not.
+
+        To be iterated once: what was yielded is in our hands.
+        """
         for name, lying in await self._depths(chosen):
             queue = await self._channel.get_queue(dead(name), ensure=False)
             for _ in range(lying):
@@ -99,16 +113,27 @@ class LetterBox:
                     message = await queue.get(fail=False)
                 if message is None:
                     break
+                if (message.headers or {}).get(REPLAYED) == self._replay:
+                    continue  # a letter that we replayed has died again meanwhile; only its new copy says so, so it stays
                 letter = letter_of(name, message)
-                if chosen.fits(letter, self._clock.now()):
+                known = letter.identity in self._in_hand or letter.identity in self._taken
+                self.copies += known
+                tag = message.delivery_tag or 0
+                self._in_hand.setdefault(letter.identity, []).append(partial(message.channel.basic_ack, tag))  # without the message: it may be large
+                if letter.identity in self._taken:
+                    await self.take([letter.identity])
+                elif letter.identity not in self._yielded and chosen.fits(letter, self._clock.now()):
+                    self._yielded.add(letter.identity)
                     yield Got(letter, message)
                 on_look()
 
-    async def take(self, messages: Iterable[AbstractIncomingMessage]) -> None:
-        """Remove letters that were got from their queues for good."""
-        for message in messages:
-            async with self._step():
-                await message.ack()
+    async def take(self, identities: Iterable[str]) -> None:
+        """Remove letters that were got from their queues for good, with all their copies: those got before, and those yet to come."""
+        for identity in identities:
+            self._taken.add(identity)
+            for acknowledge in self._in_hand.pop(identity, []):
+                async with self._step():
+                    await acknowledge()
 
     async def finish(self) -> None:
         """Return when the broker has seen all that was taken."""
@@ -125,12 +150,15 @@ class LetterBox:
             ReplayStopped: the broker did not take a letter; it and those after it still lie where they lay.
 
         """
-        replay = Replay(found=await self.depth(chosen))
+        lying, got_so_far = await self.depth(chosen), 0
+        replay = Replay(found=lying)
         interval = 1 / per_second if per_second else 0.0
         due = self._clock.monotonic()
 
         def looked() -> None:
-            replay.looked_at += 1
+            nonlocal got_so_far
+            got_so_far += 1
+            replay.found, replay.looked_at = lying - self.copies, got_so_far - self.copies
             report(replay)
 
         async for got in self.letters(chosen, looked):
@@ -142,7 +170,7 @@ class LetterBox:
                 await self._clock.sleep(max(0.0, due - self._clock.monotonic()))
                 due = max(due, self._clock.monotonic() - interval) + interval
                 await self._publish(got, replay)
-                await self.take([got.message])
+                await self.take([got.letter.identity])
             replay.replayed += 1
         return replay
 
@@ -151,7 +179,7 @@ class LetterBox:
         try:
             exchange = await self._channel.get_exchange(letter.exchange, ensure=False)
             async with self._step():
-                await exchange.publish(replayed(got.message), letter.key, mandatory=True)
+                await exchange.publish(replayed(got.message, self._replay), letter.key, mandatory=True)
         except (DeliveryError, UnavailableError) as error:
             why = f"nothing is bound to key {letter.key!r}, or its queue is full" if isinstance(error, DeliveryError) else str(error)
             raise ReplayStopped(

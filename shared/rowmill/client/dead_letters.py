@@ -5,6 +5,7 @@ Knows no connection: letters are read from messages here, and got, acknowledged 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,7 @@ from rowmill.runtime.deliveries import subject_headers
 from rowmill_contracts.envelope import Message, UndecodableMessage, decode
 from rowmill_contracts.public import decode_untyped
 from rowmill_contracts.receipts import ClaimReceipts
+from rowmill_contracts.rows import RowTasks
 from rowmill_contracts.tools import ToolCalls
 from rowmill_contracts.topology import EXCHANGE, WORK_QUEUES, Queue
 
@@ -36,7 +38,7 @@ class DeadLetter:
     """A message that could not be handled: where it was going, why and when it died, and whom it concerns.
 
     ``first_failure`` and ``last_failure``: seconds since the epoch. ``body`` is untouched. ``exchange`` and ``key``: where it had been published.
-    ``tools``: of the calls in it, if it holds calls. ``headers``: all that it carries.
+    ``tools``: of the calls in it, if it holds calls. ``headers``: all that it carries. ``identity``: what its copies have in common.
     """
 
     queue: str
@@ -58,10 +60,11 @@ class DeadLetter:
     tools: list[str] = field(default_factory=list)
     headers: dict[str, Any] = field(default_factory=dict)
     body: bytes = b""
+    identity: str = ""
 
     def document(self, *, body: bool = True) -> dict[str, Any]:
         """As JSON can say it. The body is text; bytes that are none are escaped, and ``body_hex`` holds them all."""
-        fields = {name: value for name, value in vars(self).items() if name not in {"body", "headers"}}
+        fields = {name: value for name, value in vars(self).items() if name not in {"body", "headers", "identity"}}
         fields["headers"] = {name: value if isinstance(value, str | int | float | bool) else str(value) for name, value in self.headers.items()}
         if body:
             try:
@@ -192,7 +195,23 @@ def letter_of(queue: str, message: aio_pika.abc.AbstractIncomingMessage) -> Dead
         tools=_tools(decoded),
         headers=headers,
         body=message.body,
+        identity=_identity(queue, message, decoded),
     )
+
+
+def _identity(queue: str, message: aio_pika.abc.AbstractIncomingMessage, decoded: Message | None) -> str:
+    """What two letters have in common that are one (docs/adr/0021-copies-of-dead-letters.md): a page the rows in it at their attempts, whatever
+    message they came in; any other message its id.
+    """
+    told = hashlib.sha256(f"{queue}\n{message.type}\n".encode())
+    if isinstance(decoded, RowTasks):
+        told.update(f"{decoded.run_id}\n{decoded.play}\n{decoded.dataset}\n".encode())
+        told.update(",".join(f"{row.index}.{row.attempt}" for row in decoded.rows).encode())
+    elif message.message_id:
+        told.update(message.message_id.encode())
+    else:
+        told.update(message.body)
+    return told.hexdigest()
 
 
 def _decoded(message: aio_pika.abc.AbstractIncomingMessage) -> Message | None:

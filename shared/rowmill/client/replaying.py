@@ -43,8 +43,8 @@ def refusal(letter: DeadLetter) -> str | None:
     return REFUSED.get(letter.message_type.partition(".")[0])
 
 
-def replayed(message: aio_pika.abc.AbstractIncomingMessage) -> aio_pika.Message:
-    """The message as it was before it died: the same body and id, without what was noted on its way, and said to be a replay."""
+def replayed(message: aio_pika.abc.AbstractIncomingMessage, replay: str) -> aio_pika.Message:
+    """The message as it was before it died: the same body and id, without what was noted on its way, and said to be of this replay."""
     headers = {name: value for name, value in (message.headers or {}).items() if name not in BROKER_HEADERS and not name.startswith(HEADER)}
     return aio_pika.Message(
         message.body,
@@ -56,5 +56,5 @@ def replayed(message: aio_pika.abc.AbstractIncomingMessage) -> aio_pika.Message:
         correlation_id=message.correlation_id,
         reply_to=message.reply_to,
         timestamp=message.timestamp,
-        headers={**headers, REPLAYED: 1},
+        headers={**headers, REPLAYED: replay},
     )

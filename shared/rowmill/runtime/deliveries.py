@@ -17,7 +17,14 @@ traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
 
 
 REPLAYED: Final = "x-rowmill-replayed"
-"""Header of a message that died and was replayed by a person: what waited for it has ended, so whoever handles it brings it to its end."""
+"""Header of a message that died and was replayed by a person: what waited for it has ended, so whoever handles it brings it to its end. Its value
+names the replay; a message that dies again keeps it, so that a replay knows the letters that it has made itself.
+"""
+
+MADE_ID: Final = "x-rowmill-made-id"
+"""Header of a message that came without an id and moves to a queue of suspects or dead letters: its id there is made from its body, so that copies of
+it have one id. Whoever handles it sees none.
+"""
 
 NAMED_ROWS: Final = 200
 """Row keys that a dead letter's header names at most; the body has them all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -11,7 +12,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from rowmill.errors import MalformedMessage, RowmillError, UnavailableError
 from rowmill.runtime import metrics
 from rowmill.runtime.clock import Clock, backoff
-from rowmill.runtime.deliveries import Delivery, Rejected, Undecoded, death_headers, subject_headers, traceparent
+from rowmill.runtime.deliveries import MADE_ID, REPLAYED, Delivery, Rejected, Undecoded, death_headers, subject_headers, traceparent
 from rowmill.runtime.gates import Gate
 from rowmill.runtime.limits import end_process
 from rowmill.runtime.suspicion import (
@@ -111,8 +112,8 @@ class Handling:
             suspect(queue),
             correlation_id=incoming.correlation_id,
             reply_to=incoming.reply_to,
-            message_id=message_id or incoming.message_id,
-            headers=untouched_headers(incoming.headers or {}) | headers,
+            message_id=message_id or id_of(incoming),
+            headers=untouched_headers(incoming.headers or {}) | made_id(incoming) | headers,
         )
 
     async def handle_suspect(
@@ -126,8 +127,8 @@ class Handling:
         verdict = judge(message, crashes=crashes, earlier=earlier)
         if isinstance(verdict, Halve):
             for number, part in enumerate(verdict.parts):
-                part_id = f"{incoming.message_id}.{number}" if incoming.message_id else None
-                await self._to_suspects(queue, incoming, headers={CRASHES: earlier + crashes}, body=encode(part), message_id=part_id)
+                headers_of_part = {CRASHES: earlier + crashes}
+                await self._to_suspects(queue, incoming, headers=headers_of_part, body=encode(part), message_id=f"{id_of(incoming)}.{number}")
         elif isinstance(verdict, Bury):
             attempts = earlier + crashes
             await self._bury(queue, incoming, verdict.error, attempts=attempts, first_failure=self._clock.now(), subject=subject_headers(message))
@@ -165,7 +166,7 @@ class Handling:
             message=message,
             body=incoming.body,
             queue=queue,
-            message_id=incoming.message_id or "",
+            message_id="" if MADE_ID in headers else incoming.message_id or "",
             correlation_id=incoming.correlation_id or "",
             reply_to=incoming.reply_to,
             deliveries=failed_deliveries(headers) + 1,
@@ -202,6 +203,7 @@ class Handling:
         """Publish to the dead-letter queue, untouched, with the reason; returns after the confirm, so that only then it is acknowledged."""
         log.error("message_dead", queue=queue, error=str(error), message_type=incoming.type)
         came_by = (incoming.headers or {}) if incoming.routing_key == suspect(queue) else {}
+        kept = {name: value for name, value in (incoming.headers or {}).items() if name == REPLAYED}
         headers = death_headers(
             error,
             service=self._bus.service,
@@ -218,8 +220,8 @@ class Handling:
             dead(queue),
             correlation_id=incoming.correlation_id,
             reply_to=incoming.reply_to,
-            message_id=incoming.message_id,
-            headers={**headers, **subject},
+            message_id=id_of(incoming),
+            headers={**headers, **subject, **kept, **made_id(incoming)},
         )
         metrics.DEAD.labels(self._bus.service, queue).inc()
 
@@ -233,3 +235,13 @@ class Handling:
             log.info("acknowledge_lost", error=repr(error))
         else:
             self._outlived.acknowledged(queue, incoming.message_id or "")
+
+
+def id_of(incoming: AbstractIncomingMessage) -> str:
+    """A message's id; of one that has none, the same for each copy of it."""
+    return incoming.message_id or hashlib.sha256(incoming.body).hexdigest()[:32]
+
+
+def made_id(incoming: AbstractIncomingMessage) -> dict[str, Any]:
+    """The header that says that a message's id was made from its body."""
+    return {} if incoming.message_id and MADE_ID not in (incoming.headers or {}) else {MADE_ID: 1}

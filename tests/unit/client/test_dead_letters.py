@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 import pytest
 
-from rowmill.client.dead_letters import DeadLetter, Filter, grouped
+from rowmill.client.dead_letters import DeadLetter, Filter, grouped, letter_of
 from rowmill.client.replaying import REFUSED, refusal
 from rowmill.errors import UnknownName
-from rowmill_contracts.envelope import MESSAGES
-from rowmill_contracts.topology import EXECUTOR_ROWS
+from rowmill_contracts.envelope import MESSAGES, Message, encode
+from rowmill_contracts.rows import RowTask, RowTasks
+from rowmill_contracts.runs import RunStop
+from rowmill_contracts.topology import ADMISSION_RUNS, EXECUTOR_ROWS
 
 NOW = 10_000.0
 
@@ -72,3 +78,37 @@ def test_only_what_has_its_effect_although_nobody_waits_is_replayed() -> None:
     assert refusal(letter(message_type="RunStart.v9")) is None
     assert refusal(letter(message_type="")) is None
     assert "--force failed" in (refusal(letter(message_type="ToolCalls.v1")) or "")
+
+
+@dataclass
+class Lying:
+    """What a letter is read from."""
+
+    type: str
+    body: bytes
+    message_id: str | None = None
+    headers: dict[str, Any] = field(default_factory=dict)
+
+
+def identity(message: Message, message_id: str | None = None, *, queue: str = EXECUTOR_ROWS) -> str:
+    return letter_of(queue, Lying(message.message_type, encode(message), message_id)).identity  # type: ignore[arg-type]
+
+
+def page(*indexes: int, run_id: str = "r", dataset: str = "d", attempt: int = 1, waits: int = 0) -> RowTasks:
+    rows = [RowTask(key=f"{index:064x}", index=index, page=0, attempt=attempt, waits=waits) for index in indexes]
+    return RowTasks(run_id=run_id, number=1, org="o", play="p", dataset=dataset, started_at=0, code_digest="c", rows=rows)
+
+
+def test_pages_of_the_same_rows_at_the_same_attempts_are_one_letter_whatever_message_they_came_in() -> None:
+    first = identity(page(1, 2), "a")
+    again = msgspec.structs.replace(page(1, 2, waits=1), code_digest="other")
+    assert identity(again, "b") == first
+    others = [page(1), page(1, 2, 3), page(1, 2, run_id="s"), page(1, 2, dataset="e"), page(1, 2, attempt=2)]
+    assert len({first, *(identity(other, "a") for other in others)}) == 1 + len(others)
+
+
+def test_any_other_letter_is_known_by_its_id_or_without_one_by_its_body() -> None:
+    stop, other = RunStop(run_id="r"), RunStop(run_id="s")
+    assert identity(stop, "a", queue=ADMISSION_RUNS) == identity(other, "a", queue=ADMISSION_RUNS)
+    assert identity(stop, "a", queue=ADMISSION_RUNS) != identity(stop, "b", queue=ADMISSION_RUNS)
+    assert identity(stop, queue=ADMISSION_RUNS) == identity(stop, queue=ADMISSION_RUNS) != identity(other, queue=ADMISSION_RUNS)

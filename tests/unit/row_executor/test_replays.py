@@ -40,9 +40,9 @@ async def test_the_rows_that_are_left_come_again_with_all_that_the_page_said_of_
     assert ticket.keep(wait(2, 30_000), reason="rate", halted=False)
     assert ticket.keep(wait(1, 4_000), reason="rate", halted=False)
     await ticket.wait()
-    await send_round(bus, page(), ticket)  # type: ignore[arg-type]
+    await send_round(bus, page(), ticket, "one")  # type: ignore[arg-type]
     ((sent, key, options),) = bus.sent
-    assert (key, options["exchange"], options["headers"]) == (EXECUTOR_ROWS, "rowmill.delay.5s", {REPLAYED: 1})
+    assert (key, options["exchange"], options["headers"]) == (EXECUTOR_ROWS, "rowmill.delay.5s", {REPLAYED: "one"})
     assert [(row.index, row.attempt, row.waits, row.asked, bytes(row.data), bytes(row.known)) for row in sent.rows] == [
         (1, 1, 4, 99.0, b'{"x":1}', b'{"k":2}'),
         (2, 1, 4, 99.0, b'{"x":1}', b'{"k":2}'),
@@ -53,14 +53,14 @@ async def test_the_rows_that_are_left_come_again_with_all_that_the_page_said_of_
 async def test_what_is_due_soon_comes_soon() -> None:
     bus, ticket = Published(), ReplayTicket(1)
     ticket.keep(wait(0, 300), reason="rate", halted=False)
-    await send_round(bus, page(), ticket)  # type: ignore[arg-type]
+    await send_round(bus, page(), ticket, "one")  # type: ignore[arg-type]
     assert bus.sent[0][2]["exchange"] == "rowmill.delay.1s"
 
 
 async def test_a_page_whose_rows_have_all_ended_does_not_come_again() -> None:
     bus, ticket = Published(), ReplayTicket(1)
     ticket.done()
-    await send_round(bus, page(), ticket)  # type: ignore[arg-type]
+    await send_round(bus, page(), ticket, "one")  # type: ignore[arg-type]
     assert bus.sent == []
 
 
@@ -68,5 +68,5 @@ async def test_a_page_of_a_halted_run_dies_again() -> None:
     bus, ticket = Published(), ReplayTicket(1)
     ticket.keep(wait(0, None), reason="budget", halted=True)
     with pytest.raises(Rejected, match=r"run r is halted \(budget\)"):
-        await send_round(bus, page(), ticket)  # type: ignore[arg-type]
+        await send_round(bus, page(), ticket, "one")  # type: ignore[arg-type]
     assert bus.sent == []
