@@ -11,6 +11,8 @@ import pytest
 from tests.integration.poison.conftest import PAGE_ROWS, Ward
 
 from rowmill.client import Client
+from rowmill.client.dead_letter_queues import dead_letters
+from rowmill.client.dead_letters import Filter
 from rowmill_contracts.envelope import decode
 from rowmill_contracts.rows import ReadRow, RowTasks
 from rowmill_contracts.runs import RunSummary
@@ -56,12 +58,13 @@ async def test_poison_rows_of_every_kind_end_and_the_rows_beside_them_complete(w
 
     check(summary, rows, given, dead=[1, 9, 18], late=[13, 22])
     assert set(ward.deaths["row-executor"]) == {EXITED, OUT_OF_MEMORY, STOOD_STILL}
-    letters = await ward.letters()
-    reasons = {letter.message_id: str(letter.headers["x-rowmill-error"]) for letter in letters}
+    letters = await dead_letters(ward.broker_url, Filter(queue=EXECUTOR_ROWS))
+    reasons = {letter.message_id: letter.error for letter in letters}
     assert "truncated" in reasons.pop("nonsense"), "dead at once, as it was"
     assert all("poison: crashed its consumer" in reason for reason in reasons.values())
-    died = [decode(letter.type, letter.body) for letter in letters if letter.message_id != "nonsense"]
+    died = [decode(letter.message_type, letter.body) for letter in letters if letter.message_id != "nonsense"]
     assert sorted(row.index for page in died if isinstance(page, RowTasks) for row in page.rows) == [1, 9, 18]
+    await ward.letters()
 
 
 async def test_rows_run_by_hand_end_likewise(ward: Ward, client: Client) -> None:
