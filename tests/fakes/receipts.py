@@ -16,6 +16,7 @@ import msgspec
 
 from rowmill_contracts.budgets import Limits, limits_of
 from rowmill_contracts.envelope import Message
+from rowmill_contracts.presences import KeepPresence, PresenceKept
 from rowmill_contracts.receipts import (
     Claim,
     ClaimAnswer,
@@ -55,8 +56,15 @@ class Receipt:
     shard: int | None = None
     term: int | None = None
     expires: float = 0.0
+    presence: str = ""
     output: ClaimAnswer | None = None
     output_dispatch: int = 0
+
+
+@dataclass
+class Presence:
+    expires: float = 0.0
+    ended: bool = False
 
 
 @dataclass
@@ -131,6 +139,7 @@ class MemoryReceipts:
         self.shards: dict[int, Shard] = {}
         self.runs: dict[str, Run] = {}
         self.windows: dict[str, Window] = {}
+        self.presences: dict[str, Presence] = {}
         self.gateways: dict[str, Gateway] = {}
         self._now = now
         self._queued = queued
@@ -146,7 +155,7 @@ class MemoryReceipts:
             case Confirm():
                 return Confirmed(answers=[self._confirm(lease, request) for lease in request.leases])
             case Renew():
-                return Renewed(held=[self._renew(lease) for lease in request.leases])
+                return Renewed(held=[self._renew(lease, request.presence) for lease in request.leases])
             case Complete():
                 return Completed(answers=[self._complete(completion) for completion in request.completions])
             case Fail():
@@ -159,6 +168,8 @@ class MemoryReceipts:
             case LeaseShard():
                 leases = [self._lease_shard(shard, request) for shard in request.shards]
                 return self._met(request, leases, [self._draw(draw, request.holder) for draw in request.draws])
+            case KeepPresence():
+                return self._keep(request)
             case HaltRun():
                 return self._halt(request)
             case other:
@@ -174,6 +185,8 @@ class MemoryReceipts:
         if run.state != "running":
             return ClaimAnswer(state="halted", reason=run.reason)
         if request.shard is not None and request.term is not None and not self._term_holds(request.shard, request.term):
+            return ClaimAnswer(state="refused")
+        if request.presence and (request.presence not in self.presences or self.presences[request.presence].ended):
             return ClaimAnswer(state="refused")
         receipt = self.receipts.get(claim.key)
         if receipt is not None and receipt.output is not None and _serves(receipt.output, claim):
@@ -200,7 +213,10 @@ class MemoryReceipts:
             return ClaimAnswer(state="granted", lease_id=claim.lease_id, dispatch=receipt.dispatch)
         if receipt.state == "queued" and ours and not request.confirm and not self._over(receipt):
             return ClaimAnswer(state="granted", lease_id=claim.lease_id)
-        if receipt.state in {"queued", "running"} and not ours and not self._over(receipt):
+        presence = self.presences.get(receipt.presence)
+        if presence is not None and presence.expires <= self._now() and not ours:
+            presence.ended = True  # at once: nobody comes back here
+        if receipt.state in {"queued", "running"} and not ours and not self._over(receipt) and not _is_newer_body(claim, receipt.claim):
             return ClaimAnswer(state="held", wait_ms=max(1, int(1000 * min(self._held_poll, receipt.expires - self._now()))))
         if receipt.state == "running" and receipt.claim.effect == "non_idempotent":
             receipt.state = "outcome_unknown"
@@ -223,6 +239,7 @@ class MemoryReceipts:
         if receipt is None:
             receipt = self.receipts[claim.key] = Receipt(claim)
         receipt.claim, receipt.lease_id, receipt.shard, receipt.term = claim, claim.lease_id, request.shard, request.term
+        receipt.presence = request.presence
         if claim.cost or run.counts:
             run.charges[claim.key, coming] = claim.cost
             run.charged_to[claim.key, coming] = claim.lease_id
@@ -243,7 +260,8 @@ class MemoryReceipts:
         """Whether the lease may be taken: expired, ended with its shard's term, or queued for a run that is halted."""
         ended = receipt.shard is not None and receipt.term is not None and receipt.term <= self.shards[receipt.shard].ended_term
         halted = receipt.state == "queued" and self._run(receipt.claim.run_id).state != "running"
-        return receipt.expires <= self._now() or ended or halted
+        gone = receipt.presence != "" and self.presences[receipt.presence].ended
+        return receipt.expires <= self._now() or ended or halted or gone
 
     # ---- what follows a claim ---------------------------------------------------------------------------------------------------------
 
@@ -262,11 +280,18 @@ class MemoryReceipts:
             self._to_running(receipt)
         return ConfirmAnswer(state="confirmed", dispatch=receipt.dispatch)
 
-    def _renew(self, lease: LeaseRef) -> bool:
+    def _keep(self, request: KeepPresence) -> PresenceKept:
+        presence = self.presences.setdefault(request.presence, Presence())
+        presence.ended = presence.ended or request.leave
+        presence.expires = self._now() + self._shard
+        return PresenceKept(held=False) if presence.ended else PresenceKept(held=True, seconds=self._shard)
+
+    def _renew(self, lease: LeaseRef, presence: str) -> bool:
         receipt = self._held(lease)
         if receipt is None:
             return False
         receipt.expires = self._now() + (self._queued if receipt.state == "queued" else self._running)
+        receipt.presence = presence or receipt.presence
         return True
 
     def _held(self, lease: LeaseRef) -> Receipt | None:
@@ -403,6 +428,10 @@ class MemoryReceipts:
         run.decision = max(run.decision, request.decision)
         superseded = request.decision < run.decision
         return RunHalted(state=run.state, reason=run.reason, superseded=superseded)  # type: ignore[arg-type]  # one of the three
+
+
+def _is_newer_body(claim: Claim, held: Claim) -> bool:
+    return claim.run_id == held.run_id and claim.run_term is not None and held.run_term is not None and claim.run_term > held.run_term
 
 
 def _serves(output: ClaimAnswer, claim: Claim) -> bool:

@@ -17,6 +17,7 @@ from rowmill.runtime.clock import SystemClock
 from rowmill.runtime.settings import ServiceSettings
 from rowmill_contracts.budgets import Limits
 from rowmill_contracts.envelope import Message
+from rowmill_contracts.presences import KeepPresence, PresenceKept
 from rowmill_contracts.receipts import (
     Claim,
     ClaimAnswer,
@@ -70,7 +71,7 @@ class Asker:
         return await self._bus.ask(message, RECEIPTS_CLAIMS if isinstance(message, ClaimReceipts) else RECEIPTS_SETTLE, answer)
 
     async def claim(self, key: str, lease: str = "lease-1", **facts: Any) -> ClaimAnswer:
-        request = {name: facts.pop(name) for name in ("shard", "term", "confirm", "only_cached") if name in facts}
+        request = {name: facts.pop(name) for name in ("shard", "term", "confirm", "only_cached", "presence") if name in facts}
         given: dict[str, Any] = {"run_id": self.run, "tool": "hunter.find", "effect": "read", "started_at": self.now, "caller": "leads/1"} | facts
         claims = [Claim(key=key, lease_id=lease, **given)]
         return (await self.ask(ClaimReceipts(holder="gateway", claims=claims, **request), ReceiptsClaimed)).answers[0]
@@ -357,3 +358,34 @@ async def test_who_takes_a_shard_is_told_what_its_former_holder_has_open(store: 
     assert lane in taken.open
     await store.ask(LeaseShard(holder=f"first-{shard}", shards=[], serving=False, number=3), ShardsLeased)
     assert lane not in (await store.ask(LeaseShard(holder=f"second-{shard}", shards=[shard], number=2), ShardsLeased)).open
+
+
+async def test_a_lease_ends_with_the_presence_of_its_process(store: Asker, key: str) -> None:
+    mine = f"executor-{key[:8]}"
+    assert (await store.claim(key, confirm=True, presence=mine)).state == "refused", "nobody has said that it is there"
+    assert (await store.ask(KeepPresence(presence=mine), PresenceKept)).held
+    assert (await store.claim(key, confirm=True, presence=mine)).dispatch == 1
+    assert (await store.claim(key, "lease-2", confirm=True)).state == "held"
+    assert not (await store.ask(KeepPresence(presence=mine, leave=True), PresenceKept)).held
+    assert not (await store.ask(KeepPresence(presence=mine), PresenceKept)).held, "it has ended for good"
+    assert (await store.claim(secrets.token_hex(32), presence=mine)).state == "refused"
+    assert (await store.claim(key, "lease-2", confirm=True)).dispatch == 2
+
+
+async def test_a_lease_that_nobody_took_is_bound_to_another_presence(store: Asker, key: str) -> None:
+    mine, again = f"executor-{key[:8]}", f"executor-{key[8:16]}"
+    await store.ask(KeepPresence(presence=mine), PresenceKept)
+    await store.claim(key, confirm=True, presence=mine)
+    await store.ask(KeepPresence(presence=mine, leave=True), PresenceKept)
+    await store.ask(KeepPresence(presence=again), PresenceKept)
+    renewed = await store.ask(Renew(leases=[LeaseRef(key=key, lease_id="lease-1", run_id=store.run, dispatch=1)], presence=again), Renewed)
+    assert renewed.held == [True]
+    assert (await store.claim(key, "lease-2", confirm=True)).state == "held"
+
+
+async def test_a_newer_body_takes_over_what_its_run_holds(store: Asker, key: str) -> None:
+    await store.claim(key, confirm=True, run_term=3)
+    assert (await store.claim(key, "lease-2", confirm=True, run_term=3)).state == "held"
+    assert (await store.claim(key, "lease-2", confirm=True, run_term=9, run_id=f"{store.run}-other")).state == "held"
+    assert (await store.claim(key, "lease-2", confirm=True, run_term=4)).dispatch == 2
+    assert (await store.complete(key, 1)).state == "superseded"
