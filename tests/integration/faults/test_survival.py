@@ -6,9 +6,11 @@ import asyncio
 
 import aio_pika
 import pytest
+from tests.e2e.stage import BOUND, Books, leads
 from tests.integration.faults.conftest import Harmed
 from tests.integration.faults.proxy import FaultProxy
 from tests.integration.faults.running import survives
+from tests.integration.faults.watched import Watched
 
 from rowmill.client import Client
 from rowmill.dev.services import ServiceSet
@@ -20,6 +22,11 @@ SHORT = 1.5
 
 BLOCKED = 3.0
 """Seconds of a memory alarm; at full size a minute."""
+
+STORING = {"admission", "receipt-store", "sheet-writer"}
+"""Services that have a database."""
+
+LATE_ROWS = 100
 
 
 async def test_the_broker_is_killed(system: Harmed, client: Client) -> None:
@@ -102,3 +109,36 @@ async def test_two_instances_of_each_service_share_a_run_and_a_broker_restart(sy
     finally:
         await asyncio.to_thread(others.stop)
     await survives(system, client, "one-of-each", lambda: asyncio.sleep(0))
+
+
+@pytest.mark.parametrize(
+    ("away", "unready"),
+    [(("database",), STORING), pytest.param(("broker", "database"), set(SERVICES), marks=pytest.mark.long)],
+    ids=["database", "broker and database"],
+)
+async def test_services_started_while_servers_are_away_say_so_and_work_once_they_are_there(
+    system: Harmed, away: tuple[str, ...], unready: set[str]
+) -> None:
+    nodes = [getattr(system.nodes, name) for name in away]
+    await asyncio.to_thread(system.services.stop)
+    for node in nodes:
+        await asyncio.to_thread(node.stop)
+    watched = Watched(system)
+    system.services = watched.services
+    system.services.start(keep_alive=False)
+    await watched.until("/livez", dict.fromkeys(SERVICES, 200))
+    await watched.until("/readyz", {service: 503 if service in unready else 200 for service in SERVICES})
+    for node in reversed(nodes):
+        assert system.all_run(), "a service gave up"
+        assert unready >= {service for service, status in (await watched.health("/readyz")).items() if status == 503} >= STORING
+        await asyncio.to_thread(node.start)
+    await watched.until("/readyz", dict.fromkeys(SERVICES, 200))
+    await system.consuming()
+    given = leads(LATE_ROWS, f"late-{len(nodes)}")
+    async with system.connected() as client:
+        job = await client.start(system.play(), leads=given)
+        async with asyncio.timeout(BOUND):
+            await job.wait()
+        assert (await system.audit(client, job, given)).counts.completed == LATE_ROWS
+    assert Books.told(system.provider.stats()) == Books.of(row["domain"] for row in given)
+    assert system.all_run(), "a service fell over"
