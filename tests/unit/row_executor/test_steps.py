@@ -85,6 +85,8 @@ async def test_columns_may_use_one_id_and_a_loop_the_same_id_again(bench: Any) -
     for _ in range(2):
         await bench.run_rows(people, [{"n": 1}])
         assert cells(bench) == [{"a": [1, 2, 3], "b": [4, 5, 6]}]
+    await bench.run_rows(people, [{"n": 1}], known={0: {"a": {"value": 0, "reusable": True}}})
+    assert cells(bench) == [{"a": 0, "b": [4, 5, 6]}], "the steps of a column are counted by themselves"
     assert work.done == 6
 
 

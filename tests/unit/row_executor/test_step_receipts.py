@@ -1,0 +1,375 @@
+"""Steps between an executor and a receipt-store that does not answer, answers late, or gives its leases to others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+from tests.fakes.receipts import MemoryReceipts
+
+from rowmill.errors import AskTimeout, UnavailableError
+from rowmill.runtime.clock import SystemClock
+from rowmill_contracts.envelope import Message
+from rowmill_contracts.presences import KeepPresence
+from rowmill_contracts.receipts import Claim, ClaimReceipts, Complete, Confirm, LeaseRef, Release, Renew
+from rowmill_contracts.tools import CallOutcome
+from rowmill_row_executor.leases import LeaseOwners, LeaseThread
+from rowmill_row_executor.ports import Asker
+from rowmill_row_executor.presence import Presence
+from rowmill_row_executor.step_calling import StepCall, StepIds
+from rowmill_row_executor.step_receipts import BusStepReceipts
+from rowmill_row_executor.step_runner import StepRunner
+
+RUN = "run-1"
+
+
+class Now:
+    """The store's clock."""
+
+    def __init__(self) -> None:
+        self.time = 1_000.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+class Asks:
+    """A bus to a store in memory. ``lose``: what is not answered, though it is carried out; ``drop``: what is not even that. All
+    waits for ``go``.
+    """
+
+    def __init__(self, store: MemoryReceipts) -> None:
+        self.store = store
+        self.asked: list[Message] = []
+        self.lose: list[type[Message]] = []
+        self.drop: list[type[Message]] = []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def ask(self, message: Message, key: str, answer: type[Any], *, timeout: float | None = None) -> Any:
+        del key, timeout
+        await asyncio.sleep(0)
+        self.asked.append(message)
+        await self.go.wait()
+        if type(message) in self.drop:
+            self.drop.remove(type(message))
+            raise AskTimeout("no answer")
+        reply = self.store.answer(message)
+        if type(message) in self.lose:
+            self.lose.remove(type(message))
+            raise AskTimeout("no answer")
+        assert isinstance(reply, answer)
+        return reply
+
+    def of(self, kind: type[Message]) -> int:
+        return sum(isinstance(message, kind) for message in self.asked)
+
+
+class Leases:
+    """`StepLeases` of one process, without a thread. ``lost``: what is to be called where a lease moved, by lease id."""
+
+    def __init__(self, store: MemoryReceipts) -> None:
+        self.store = store
+        self.names: list[str] = []
+        self.lost: dict[str, Callable[[], None]] = {}
+
+    async def present(self, instead_of: str = "") -> str:
+        if not self.names or self.names[-1] == instead_of:
+            self.names.append(f"presence-{id(self)}-{len(self.names)}")
+            self.store.answer(KeepPresence(presence=self.names[-1]))
+        return self.names[-1]
+
+    @contextmanager
+    def keeping(self, lease: LeaseRef, on_lost: Callable[[], None]) -> Iterator[None]:
+        self.lost[lease.lease_id] = on_lost
+        yield
+        del self.lost[lease.lease_id]
+
+
+class Executor:
+    """One process's steps. All share the ``store``."""
+
+    def __init__(self, store: MemoryReceipts, threads: ThreadPoolExecutor) -> None:
+        self.asks = Asks(store)
+        self.leases = Leases(store)
+        self.receipts = BusStepReceipts(self.asks, self.leases, SystemClock(), holder="executor", gather=0.001)
+        self.runner = StepRunner(self.receipts, SystemClock(), threads, hold=0.5, again=5.0, body_limit=20.0, row_limit=20.0)
+
+    async def run(self, fn: Callable[[], Any], **facts: Any) -> CallOutcome:
+        asker = Asker(RUN, "org", "play", 0.0)
+        return await self.runner.run(asker, step_of(asker, fn, **facts))
+
+
+def step_of(asker: Asker, fn: Callable[[], Any], **facts: Any) -> StepCall:
+    given: dict[str, Any] = {"semantic_key": None, "stale_after": None, "blocking": False, "effect": "idempotent"} | facts
+    return StepIds("a test").prepare(asker, "work", fn, **given)
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
+
+
+@pytest.fixture
+def store(now: Now) -> MemoryReceipts:
+    return MemoryReceipts(now, held_poll=0.001)
+
+
+@pytest.fixture
+def new_executor(store: MemoryReceipts) -> Iterator[Callable[[], Executor]]:
+    with ThreadPoolExecutor(1) as threads:
+        yield lambda: Executor(store, threads)
+
+
+async def until(happened: Callable[[], Any]) -> None:
+    async with asyncio.timeout(20):
+        while not happened():
+            await asyncio.sleep(0.001)
+
+
+async def test_an_outcome_whose_storing_was_not_answered_is_asked_for_again(new_executor: Any, store: MemoryReceipts) -> None:
+    here = new_executor()
+    here.asks.lose, here.asks.drop = [Complete], [Complete]
+    assert bytes((await here.run(lambda: 7)).result) == b'{"raw":7}'
+    assert here.asks.of(Complete) == 3
+    assert [receipt.state for receipt in store.receipts.values()] == ["completed"]
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+async def test_a_claim_that_was_not_answered_is_given_back(new_executor: Any, store: MemoryReceipts, carried_out: bool) -> None:
+    here, there = new_executor(), new_executor()
+    (here.asks.lose if carried_out else here.asks.drop).append(ClaimReceipts)
+    here.asks.drop.append(Release)
+    with pytest.raises(UnavailableError):
+        await here.run(lambda: 7)
+    await here.receipts.drain()
+    assert here.asks.of(Release) == 2
+    assert (await there.run(lambda: 8)).outcome == "completed"
+
+
+async def test_a_claim_that_is_answered_after_its_row_has_gone_is_given_back(new_executor: Any, store: MemoryReceipts) -> None:
+    here, there = new_executor(), new_executor()
+    here.asks.go.clear()
+    running = asyncio.ensure_future(here.run(lambda: 7))
+    await until(lambda: here.asks.of(ClaimReceipts))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    here.asks.go.set()
+    await here.receipts.drain()
+    assert [receipt.state for receipt in store.receipts.values()] == ["released"]
+    assert (await there.run(lambda: 8)).outcome == "completed"
+
+
+async def test_a_step_that_another_executor_runs_is_waited_for_and_not_run(new_executor: Any) -> None:
+    here, there = new_executor(), new_executor()
+    go = asyncio.Event()
+
+    async def slow() -> int:
+        await go.wait()
+        return 1
+
+    first = asyncio.ensure_future(there.run(slow))
+    await until(lambda: there.leases.lost)
+    second = asyncio.ensure_future(here.run(lambda: pytest.fail("it is run there")))
+    await until(lambda: here.asks.of(ClaimReceipts) > 3)
+    go.set()
+    assert [bytes((await each).result) for each in (first, second)] == [b'{"raw":1}'] * 2
+
+
+async def test_it_is_waited_for_no_longer_than_the_hand_holds(new_executor: Any) -> None:
+    here, there = new_executor(), new_executor()
+    running = asyncio.ensure_future(there.run(asyncio.Event().wait))
+    await until(lambda: there.leases.lost)
+    outcome = await here.run(lambda: pytest.fail("it is run there"))
+    assert (outcome.outcome, outcome.wait_ms) == ("deferred", 5000)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await there.receipts.drain()
+    assert (await here.run(lambda: 1)).outcome == "completed"
+
+
+async def test_who_loses_a_lease_stops_and_gets_what_the_other_stored(new_executor: Any, now: Now) -> None:
+    here, there = new_executor(), new_executor()
+    stopped = asyncio.Event()
+
+    async def slow() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    running = asyncio.ensure_future(here.run(slow))
+    await until(lambda: here.leases.lost)
+    now.time += 100
+    there.leases.names.clear()
+    assert bytes((await there.run(lambda: 2)).result) == b'{"raw":2}'
+    for lost in list(here.leases.lost.values()):
+        lost()
+    assert bytes((await running).result) == b'{"raw":2}'
+    assert stopped.is_set()
+
+
+async def test_a_result_that_comes_after_its_lease_moved_serves_its_row_alone(new_executor: Any, store: MemoryReceipts, now: Now) -> None:
+    here, there = new_executor(), new_executor()
+    go = asyncio.Event()
+
+    async def slow() -> int:
+        await go.wait()
+        return 1
+
+    running = asyncio.ensure_future(here.run(slow))
+    await until(lambda: here.leases.lost)
+    now.time += 100
+    await there.run(lambda: 2)
+    go.set()
+    assert bytes((await running).result) == b'{"raw":1}'
+    [receipt] = store.receipts.values()
+    assert receipt.output is not None
+    assert bytes(receipt.output.output) == b'{"raw":2}'
+
+
+async def test_a_process_whose_presence_has_ended_goes_on_under_another(new_executor: Any, store: MemoryReceipts) -> None:
+    here = new_executor()
+    await here.run(lambda: 1)
+    store.answer(KeepPresence(presence=here.leases.names[0], leave=True))
+    assert (await here.run(lambda: 2, semantic_key=2)).outcome == "completed"
+    assert len(here.leases.names) == 2
+
+
+async def test_a_newer_body_takes_over_at_once(new_executor: Any) -> None:
+    here, there = new_executor(), new_executor()
+    asker = Asker(RUN, "org", "play", 0.0)
+    older = asyncio.ensure_future(here.runner.run(asker, step_of(asker, asyncio.Event().wait), run_term=1))
+    await until(lambda: here.leases.lost)
+    newer = await there.runner.run(asker, step_of(asker, lambda: 2), run_term=2)
+    assert bytes(newer.result) == b'{"raw":2}'
+    older.cancel()
+    await asyncio.gather(older, return_exceptions=True)
+
+
+async def test_steps_that_are_ready_together_are_claimed_together(new_executor: Any) -> None:
+    here = new_executor()
+    await here.run(lambda: 0)
+    before = here.asks.of(ClaimReceipts)
+    await asyncio.gather(*(here.run(lambda: 1, semantic_key=number) for number in range(500)))
+    assert here.asks.of(ClaimReceipts) - before < 10
+    assert here.asks.of(Complete) < 12
+
+
+# ---- presence ---------------------------------------------------------------------------------------------------------------------------
+
+
+class Owners:
+    """`LeaseOwners`: a store in memory. ``deaf``: answers nothing."""
+
+    def __init__(self, store: MemoryReceipts) -> None:
+        self.store = store
+        self.kept: list[KeepPresence] = []
+        self.renewed: list[Renew] = []
+        self.deaf = False
+
+    async def keep_presence(self, request: KeepPresence) -> Any:
+        if self.deaf:
+            raise AskTimeout("no answer")
+        self.kept.append(request)
+        return self.store.answer(request)
+
+    async def renew_receipts(self, request: Renew) -> Any:
+        if self.deaf:
+            raise AskTimeout("no answer")
+        self.renewed.append(request)
+        return self.store.answer(request)
+
+
+@pytest.fixture
+async def kept(now: Now) -> AsyncIterator[tuple[Owners, Presence, LeaseThread]]:
+    owners = Owners(MemoryReceipts(now, shard=0.03, held_poll=0.001))
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[LeaseOwners]:
+        yield owners  # type: ignore[misc]
+
+    thread = LeaseThread(opened, SystemClock())
+    thread.start()
+    yield owners, Presence(thread, SystemClock(), renewal=0.02), thread
+    await thread.stop()
+
+
+def claimed(store: MemoryReceipts, key: str, presence: str) -> LeaseRef:
+    claim = Claim(key=key, lease_id=f"lease-{key}", run_id=RUN, tool="step:work", effect="idempotent", started_at=0.0)
+    store.answer(ClaimReceipts(holder="me", claims=[claim], confirm=True, presence=presence))
+    return LeaseRef(key=key, lease_id=claim.lease_id, run_id=RUN, dispatch=1)
+
+
+async def test_nothing_is_said_before_the_first_step(kept: Any) -> None:
+    owners, presence, _ = kept
+    await asyncio.sleep(0.05)
+    assert not owners.kept
+    name = await presence.present()
+    assert await presence.present() == name
+    assert len({request.presence for request in owners.kept}) == 1
+
+
+async def test_a_presence_is_kept_and_steps_are_renewed_while_the_loop_is_held(kept: Any) -> None:
+    owners, presence, _ = kept
+    lease = claimed(owners.store, "k", await presence.present())
+    with presence.keeping(lease, lambda: pytest.fail("it is ours")):
+        while len(owners.kept) < 4 or len(owners.renewed) < 3:
+            pass  # the loop is held on purpose
+    assert owners.renewed[-1].leases == [lease]
+
+
+async def test_who_lost_a_step_is_told_on_its_own_loop(kept: Any) -> None:
+    owners, presence, _ = kept
+    lease = claimed(owners.store, "k", await presence.present())
+    owners.store.receipts["k"].lease_id = "another's"
+    lost = asyncio.Event()
+    with presence.keeping(lease, lost.set):
+        await asyncio.wait_for(lost.wait(), 10)
+
+
+async def test_a_presence_that_ended_is_replaced_and_what_nobody_took_is_kept_under_the_new_one(kept: Any) -> None:
+    owners, _, thread = kept
+    presence = Presence(thread, SystemClock(), renewal=3600)
+    first = await presence.present()
+    lease = claimed(owners.store, "k", first)
+    with presence.keeping(lease, lambda: pytest.fail("it is ours")):
+        owners.store.answer(KeepPresence(presence=first, leave=True))
+        await until(lambda: owners.store.receipts["k"].presence != first)
+    assert await presence.present() == owners.store.receipts["k"].presence
+    assert await presence.present(instead_of=first) == await presence.present()
+
+
+async def test_an_owner_that_does_not_answer_ends_nothing(kept: Any) -> None:
+    owners, presence, _ = kept
+    lease = claimed(owners.store, "k", await presence.present())
+    with presence.keeping(lease, lambda: pytest.fail("it is ours")):
+        owners.deaf = True
+        await asyncio.sleep(0.05)
+        owners.deaf = False
+        renewed = len(owners.renewed)
+        await until(lambda: len(owners.renewed) > renewed)
+
+
+async def test_a_process_that_stops_leaves(kept: Any) -> None:
+    owners, presence, thread = kept
+    name = await presence.present()
+    await thread.stop()
+    assert owners.kept[-1] == KeepPresence(presence=name, leave=True)
+    with pytest.raises(UnavailableError):
+        await presence.present()
+
+
+async def test_a_cut_off_step_that_must_not_be_repeated_is_stored_as_unknown(new_executor: Any, store: MemoryReceipts) -> None:
+    here = new_executor()
+    running = asyncio.ensure_future(here.run(asyncio.Event().wait, effect="non_idempotent"))
+    await until(lambda: here.leases.lost)
+    assert here.asks.of(Confirm) == 1, "confirmed right before it is run"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await here.receipts.drain()
+    assert (await here.run(lambda: pytest.fail("it may have had its effect"), effect="non_idempotent")).outcome == "unknown"
