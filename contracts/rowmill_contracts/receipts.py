@@ -45,6 +45,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ClaimReceipts(Message, frozen=True, kw_only=True):
     """Claim keys for ``holder``. ``shard`` and ``term``: the right to spend; an older term is refused. ``confirm``: claim and confirm in one
     request (for calls dispatched at once). ``only_cached``: answer what is stored, claim nothing. ``presence``: what the leases end with besides.
+    ``counts_deaths``: a lease that a dead holder left running counts against its call, and ``holder`` knows how to send a suspect alone.
     """
 
     holder: str
@@ -54,6 +55,7 @@ class ClaimReceipts(Message, frozen=True, kw_only=True):
     confirm: bool = False
     only_cached: bool = False
     presence: str = ""
+    counts_deaths: bool = False
 
 
 ClaimState = Literal["granted", "completed", "failed", "held", "unknown", "halted", "over_budget", "refused", "absent"]
@@ -64,6 +66,8 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ``held``: another live lease; ask again after ``wait_ms``. ``unknown``: blocked until an operator decides. ``refused``: the shard's term is over,
     or the presence. ``absent``: nothing stored (``only_cached``). ``reason``: why the run is halted, or which budget does not pay for which receipt.
     ``run_id`` and ``caller``: who paid for the output; ``took_over``: an earlier dispatch may have had its effect (its lease expired while running).
+    ``alone``: granted, and not confirmed even where that was asked for: gateways died with this call in hand, so it is to be sent alone, after a
+    `Confirm` that says so. ``condemned``: failed just now, because it ended too many.
     """
 
     state: ClaimState
@@ -79,6 +83,8 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     failure: ToolFailure | None = None
     took_over: bool = False
     reason: str = ""
+    alone: bool = False
+    condemned: bool = False
 
 
 @message()
@@ -95,12 +101,15 @@ class LeaseRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @message()
 class Confirm(Message, frozen=True, kw_only=True):
-    """Right before dispatch: ``queued`` leases become ``running``; ``batch_id`` names the request that carries them."""
+    """Right before dispatch: ``queued`` leases become ``running``; ``batch_id`` names the request that carries them. ``alone``: nothing else goes
+    beside it in this process, so that the process's death is its own; confirmed again without, others go beside it from now on.
+    """
 
     leases: Annotated[list[LeaseRef], msgspec.Meta(max_length=MAX_ITEMS)]
     shard: int | None = None
     term: int | None = None
     batch_id: str = ""
+    alone: bool = False
 
 
 class ConfirmAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -233,7 +242,8 @@ PageName = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{2}){0,32}$")]
 class ReceiptView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A receipt as operators see it. ``receipt``: its short digest. ``lease_seconds``: what a live lease has left. ``reserved``: for the newest
     dispatch; ``cost``, ``completed_at``, ``output_bytes``: of the newest output, which ``output`` holds where one receipt is shown. ``failure``: of
-    the newest dispatch that failed or whose outcome is unknown.
+    the newest dispatch that failed or whose outcome is unknown. ``deaths``: of gateways that had the call in hand, since an outcome was last
+    reported; of one that is sent alone for that reason, those while it was.
     """
 
     receipt: str
@@ -253,6 +263,7 @@ class ReceiptView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     output_bytes: int | None = None
     output: msgspec.Raw = NULL
     failure: ToolFailure | None = None
+    deaths: int = 0
 
 
 @message()

@@ -15,6 +15,7 @@ import msgspec
 from rowmill_contracts.receipts import Claim, ClaimAnswer, ClaimReceipts
 from rowmill_contracts.tools import Effect, ToolFailure
 from rowmill_receipt_store.charges import UNLIMITED, Account, Former, Spend, former_charge, net_spend
+from rowmill_receipt_store.deaths import USUAL, DeathRule
 from rowmill_receipt_store.freshness import serves
 from rowmill_receipt_store.shards import spending_term, term_holds
 
@@ -40,7 +41,8 @@ class Receipt(msgspec.Struct, frozen=True):
     """A receipt as it was read. ``over``: its lease, if it has one, may be taken: expired, or ended with its shard's term, or queued for a run
     that is halted. ``held``: what its live lease's dispatch is charged. ``remaining``: seconds that its lease has left. ``last_failure``: what is
     known of a dispatch of unknown outcome. ``run_term``: of the body that has the lease. ``lapsed``: the presence that the lease ends with, where its
-    process did not say in time that it is there.
+    process did not say in time that it is there. ``deaths``: of gateways that had it in hand, as `DeathRule` counts them;
+    ``alone``: its running dispatch went with nothing beside it.
     """
 
     revision: int
@@ -58,6 +60,8 @@ class Receipt(msgspec.Struct, frozen=True):
     last_failure: ToolFailure | None = None
     run_term: int | None = None
     lapsed: str | None = None
+    deaths: int = 0
+    alone: bool = False
 
 
 class FailureOnRecord(msgspec.Struct, frozen=True):
@@ -95,7 +99,7 @@ class Grant(msgspec.Struct, frozen=True):
     """The lease goes to ``wanted``, if the receipt still has ``revision`` (0: there is none) when it is stored.
 
     ``dispatch``: the newest so far; a confirmed claim gets the next one. ``spend``: what the dispatch is charged; ``net``: what that adds to its
-    run's charges.
+    run's charges. ``suspect``: ``deaths`` say that it is to be sent alone.
     """
 
     wanted: Wanted
@@ -105,12 +109,28 @@ class Grant(msgspec.Struct, frozen=True):
     former: Former | None
     spend: Spend
     net: Spend
+    deaths: int = 0
+    suspect: bool = False
+
+    @property
+    def confirms(self) -> bool:
+        """Whether the lease runs from now on. A suspect's does from a confirmation, right before it is sent, that says whether it goes alone."""
+        return self.wanted.request.confirm and not self.suspect
 
 
 class Doubt(msgspec.Struct, frozen=True):
     """The running lease is over and its tool must not repeat its effect: the outcome is unknown from now on."""
 
     revision: int
+
+
+class Condemned(msgspec.Struct, frozen=True):
+    """The running lease is over, and too many gateways have died of the call alone: it fails for the run that asks, and for its last one."""
+
+    revision: int
+    run_id: str
+    deaths: int
+    failure: ToolFailure
 
 
 class Again(msgspec.Struct, frozen=True):
@@ -125,7 +145,7 @@ def first_claim(wanted: Wanted) -> Grant:
     return Grant(wanted, 0, 0, False, None, spend, spend)
 
 
-def decide_claim(wanted: Wanted, found: Found, *, held_poll: float) -> ClaimAnswer | Grant | Doubt | Again:
+def decide_claim(wanted: Wanted, found: Found, *, held_poll: float, rule: DeathRule = USUAL) -> ClaimAnswer | Grant | Doubt | Condemned | Again:
     """What a claim is answered or what is to be stored for it; budgets are judged by the caller, over the page.
 
     ``held_poll``: seconds after which one that waits for another's lease asks again, at most.
@@ -152,10 +172,12 @@ def decide_claim(wanted: Wanted, found: Found, *, held_poll: float) -> ClaimAnsw
         return _served(output)
     if found.failure is not None:
         return ClaimAnswer(state="failed", failure=found.failure.failure, run_id=claim.run_id)
-    return _decide_lease(wanted, receipt, held_poll, tried=found.tried)
+    return _decide_lease(wanted, receipt, held_poll, rule, tried=found.tried)
 
 
-def _decide_lease(wanted: Wanted, receipt: Receipt, held_poll: float, *, tried: bool) -> ClaimAnswer | Grant | Doubt | Again:
+def _decide_lease(
+    wanted: Wanted, receipt: Receipt, held_poll: float, rule: DeathRule, *, tried: bool
+) -> ClaimAnswer | Grant | Doubt | Condemned | Again:
     """No output and no failure answers: who may have the lease?"""
     claim, request = wanted.claim, wanted.request
     ours = receipt.lease_id == claim.lease_id
@@ -165,7 +187,8 @@ def _decide_lease(wanted: Wanted, receipt: Receipt, held_poll: float, *, tried: 
         case "running" if ours:
             return Again(ClaimAnswer(state="granted", lease_id=claim.lease_id, dispatch=receipt.dispatch, took_over=receipt.took_over))
         case "queued" if ours and not request.only_cached and not receipt.over and not request.confirm:
-            return Again(ClaimAnswer(state="granted", lease_id=claim.lease_id, took_over=receipt.took_over))
+            suspect = request.counts_deaths and rule.suspects(receipt.deaths)
+            return Again(ClaimAnswer(state="granted", lease_id=claim.lease_id, took_over=receipt.took_over, alone=suspect))
         case "queued" | "running" if not receipt.over and not ours and not _is_newer_body(claim, receipt):
             return ClaimAnswer(state="held", wait_ms=_wait_ms(receipt.remaining, held_poll))
         case "running" if receipt.effect == "non_idempotent":
@@ -176,10 +199,16 @@ def _decide_lease(wanted: Wanted, receipt: Receipt, held_poll: float, *, tried: 
         case _ if request.only_cached:
             return ClaimAnswer(state="absent")
         case _:
+            died = receipt.state == "running" and request.counts_deaths
+            deaths = rule.counted(receipt.deaths, alone=receipt.alone) if died else receipt.deaths
+            if died and rule.condemns(deaths):
+                return Condemned(receipt.revision, claim.run_id, deaths, rule.failure(receipt.tool, deaths))
             former = former_charge(state=receipt.state, run_id=receipt.run_id, dispatch=receipt.dispatch, held=receipt.held, by_run=claim.run_id)
             took_over = receipt.took_over or receipt.state == "running"
             spend = Spend(claim.cost, calls=int(claim.counted and not tried), retries=int(claim.counted and tried))
-            return Grant(wanted, receipt.revision, receipt.dispatch, took_over, former, spend, net_spend(claim.run_id, spend, former))
+            net = net_spend(claim.run_id, spend, former)
+            suspect = request.counts_deaths and rule.suspects(deaths)
+            return Grant(wanted, receipt.revision, receipt.dispatch, took_over, former, spend, net, deaths, suspect)
 
 
 def _is_newer_body(claim: Claim, receipt: Receipt) -> bool:
@@ -200,8 +229,9 @@ def granted(grant: Grant, dispatch: int) -> ClaimAnswer:
     return ClaimAnswer(
         state="granted",
         lease_id=grant.wanted.claim.lease_id,
-        dispatch=dispatch if grant.wanted.request.confirm else 0,
+        dispatch=dispatch if grant.confirms else 0,
         took_over=grant.took_over,
+        alone=grant.suspect,
     )
 
 

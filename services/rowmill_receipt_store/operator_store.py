@@ -99,5 +99,6 @@ def _view(row: asyncpg.Record, output: bytes | None) -> ReceiptView:
         completed_at=row["completed_at"],
         output_bytes=row["output_bytes"],
         failure=None if row["last_failure"] is None else _failure.decode(row["last_failure"]),
+        deaths=row["deaths"],
     )
     return shown if output is None else msgspec.structs.replace(shown, output=msgspec.Raw(output))

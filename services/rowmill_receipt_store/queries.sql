@@ -22,20 +22,20 @@ WITH accounts AS MATERIALIZED (
 ), made AS (
     INSERT INTO receipts AS r (
         key, revision, state, dispatch, lease_id, holder, run_id, caller, org, tool, effect, shard, term, reserved, took_over, expires_at,
-        presence, run_term
+        presence, run_term, deaths, alone
     )
     SELECT
         a.key, a.revision + 1, CASE WHEN a.confirm THEN 'running' ELSE 'queued' END, a.dispatch + a.confirm::integer,
         a.lease_id, a.holder, a.run_id, a.caller, a.org, a.tool, a.effect, a.shard, a.term, a.cost::numeric, a.took_over,
         now() + $1::interval + CASE WHEN a.confirm THEN $3::interval ELSE $2::interval END,
-        a.presence, a.run_term
+        a.presence, a.run_term, a.deaths, false
     FROM unnest(
         $5::bytea[], $6::bigint[], $7::integer[], $8::boolean[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[],
         $15::text[], $16::integer[], $17::bigint[], $18::text[], $19::boolean[], $20::integer[], $21::integer[], $22::text[], $23::integer[],
-        $24::integer[], $32::text[], $33::bigint[]
+        $24::integer[], $32::text[], $33::bigint[], $34::integer[]
     ) AS a (
         key, revision, dispatch, confirm, lease_id, holder, run_id, caller, org, tool, effect, shard, term, cost, took_over, calls, retries,
-        through_money, through_calls, through_retries, presence, run_term
+        through_money, through_calls, through_retries, presence, run_term, deaths
     )
     LEFT JOIN accounts n ON n.run_id = a.run_id
     LEFT JOIN shards s ON s.shard = a.shard
@@ -52,7 +52,8 @@ WITH accounts AS MATERIALIZED (
         revision = excluded.revision, state = excluded.state, dispatch = excluded.dispatch, lease_id = excluded.lease_id,
         holder = excluded.holder, run_id = excluded.run_id, caller = excluded.caller, org = excluded.org, tool = excluded.tool,
         effect = excluded.effect, shard = excluded.shard, term = excluded.term, batch_id = '', reserved = excluded.reserved,
-        took_over = excluded.took_over, expires_at = excluded.expires_at, presence = excluded.presence, run_term = excluded.run_term
+        took_over = excluded.took_over, expires_at = excluded.expires_at, presence = excluded.presence, run_term = excluded.run_term,
+        deaths = excluded.deaths, alone = false
     WHERE r.revision = excluded.revision - 1
     RETURNING r.key, r.run_id, r.lease_id, r.dispatch, r.reserved, r.dispatch + (r.state = 'queued')::integer AS charged_dispatch
 ), reserved AS MATERIALIZED (
@@ -98,7 +99,7 @@ SELECT key, dispatch FROM made;
 -- For each asked key and run: the receipt, if there is one, whether its lease is over, the run's failure, what is known of the run and of the
 -- shard that is asked for. Outputs come until together they are over $5 bytes, the first in any case; a negative $5 reads none.
 SELECT
-    a.key, r.revision, r.state, r.dispatch, r.lease_id, r.run_id, r.tool, r.effect, r.reserved, r.took_over,
+    a.key, r.revision, r.state, r.dispatch, r.lease_id, r.run_id, r.tool, r.effect, r.reserved, r.took_over, r.deaths, r.alone,
     (
         r.expires_at <= now() + $1::interval
         OR coalesce(r.term <= s.ended_term, false)
@@ -151,18 +152,39 @@ WITH doubted AS (
 )
 SELECT key FROM doubted;
 
+-- name: condemn
+-- Running leases that ended without a word, of calls that their gateways die of: they fail for the run that asked for them last ($6) and for the one
+-- whose dispatch it was. The charge of that stays, as one of unknown outcome.
+WITH condemned AS (
+    UPDATE receipts r SET state = 'failed', revision = r.revision + 1, deaths = a.deaths, last_failure = a.failure
+    FROM unnest($2::bytea[], $3::bigint[], $4::integer[], $5::bytea[], $6::text[]) AS a (key, revision, deaths, failure, asked_by)
+    WHERE r.key = ANY (ARRAY[a.key]) AND r.revision = a.revision AND r.state = 'running'
+    RETURNING r.key, r.run_id, a.asked_by, r.dispatch, a.failure
+), kept AS (
+    INSERT INTO failures (key, run_id, dispatch, failure, failed_at)
+    SELECT key, run_id, dispatch, failure, now() + $1::interval FROM condemned
+    UNION
+    SELECT key, asked_by, dispatch, failure, now() + $1::interval FROM condemned
+    ON CONFLICT (key, run_id) DO UPDATE SET dispatch = excluded.dispatch, failure = excluded.failure, failed_at = excluded.failed_at
+), charged AS (
+    UPDATE charges c SET unknown = true FROM condemned d
+    WHERE c.run_id = ANY (ARRAY[d.run_id]) AND c.key = d.key AND c.dispatch = d.dispatch AND c.spent IS NULL
+)
+SELECT key FROM condemned;
+
 -- name: confirm
 -- Queued leases become running under a new dispatch number; one that runs already keeps its number, so a repeat is the same confirmation.
 -- A lease that is over but that nobody took is still its holder's, and from now on is bound to the term that confirms it: the end of the term that
--- claimed it does not end it. $2: life of a running lease.
+-- claimed it does not end it. $2: life of a running lease. `alone`: nothing goes beside it in its gateway; confirmed again without, that is over.
 WITH barrier AS MATERIALIZED (
     SELECT run_id FROM runs WHERE run_id = '' FOR KEY SHARE
 )
 UPDATE receipts r SET
     state = 'running', revision = r.revision + 1, dispatch = r.dispatch + (r.state = 'queued')::integer, batch_id = a.batch_id,
     shard = CASE WHEN a.term IS NULL THEN r.shard ELSE a.shard END, term = coalesce(a.term, r.term),
-    expires_at = now() + $1::interval + $2::interval
-FROM unnest($3::bytea[], $4::text[], $5::integer[], $6::bigint[], $7::text[]) AS a (key, lease_id, shard, term, batch_id)
+    expires_at = now() + $1::interval + $2::interval, alone = a.alone
+FROM unnest($3::bytea[], $4::text[], $5::integer[], $6::bigint[], $7::text[], $8::boolean[])
+    AS a (key, lease_id, shard, term, batch_id, alone)
 LEFT JOIN shards s ON s.shard = a.shard
 WHERE (SELECT count(*) FROM barrier) >= 0
     AND r.key = ANY (ARRAY[a.key]) AND r.lease_id = a.lease_id AND r.state IN ('queued', 'running')
@@ -191,7 +213,7 @@ WITH accounts AS MATERIALIZED (
     SELECT run_id, counts FROM runs WHERE run_id = ANY ($2::text[]) ORDER BY run_id FOR NO KEY UPDATE
 ), stored AS (
     UPDATE receipts r SET
-        state = 'completed', revision = r.revision + 1, took_over = false, output = a.output, no_result = a.no_result, cost = a.cost::numeric,
+        state = 'completed', revision = r.revision + 1, took_over = false, deaths = 0, output = a.output, no_result = a.no_result, cost = a.cost::numeric,
         completed_at = now() + $1::interval, retired_at = NULL, output_dispatch = r.dispatch, output_run = r.run_id, output_caller = r.caller
     FROM unnest($3::bytea[], $4::text[], $5::integer[], $6::bytea[], $7::boolean[], $8::text[])
         AS a (key, lease_id, dispatch, output, no_result, cost)
@@ -229,7 +251,8 @@ SELECT key, extract(epoch FROM completed_at)::float8 AS completed_at FROM stored
 WITH accounts AS MATERIALIZED (
     SELECT run_id FROM runs WHERE run_id = ANY ($2::text[]) ORDER BY run_id FOR NO KEY UPDATE
 ), failed AS (
-    UPDATE receipts r SET state = a.becomes, revision = r.revision + 1, last_failure = a.failure
+    UPDATE receipts r SET
+        state = a.becomes, revision = r.revision + 1, last_failure = a.failure, deaths = CASE a.dispatch WHEN 0 THEN r.deaths ELSE 0 END
     FROM unnest($3::bytea[], $4::text[], $5::integer[], $6::text[], $7::bytea[], $8::boolean[])
         AS a (key, lease_id, dispatch, becomes, failure, refund)
     WHERE (SELECT count(*) FROM accounts) >= 0
@@ -290,6 +313,37 @@ WITH accounts AS MATERIALIZED (
     WHERE runs.run_id = ANY (ARRAY[d.run_id])
 )
 SELECT key FROM given_back;
+
+-- name: sweep
+-- Among the $3 charges after ($4, $5, $6), in the order of their key, those that are reserved by claims which have been over for $2: each claim is
+-- released and its reservation refunded. What others have in hand is left for the next look. Answers where the page ended; null: it was the last.
+WITH page AS MATERIALIZED (
+    SELECT run_id, key, dispatch, spent IS NULL AND NOT unknown AS reserved
+    FROM charges WHERE (run_id, key, dispatch) > ($4::text, $5::bytea, $6::integer) ORDER BY run_id, key, dispatch LIMIT $3::integer
+), over AS MATERIALIZED (
+    SELECT p.run_id, p.key, p.dispatch FROM page p JOIN receipts r ON r.key = p.key
+    WHERE p.reserved AND r.state = 'queued' AND r.run_id = p.run_id AND r.dispatch + 1 = p.dispatch
+        AND r.expires_at <= now() + $1::interval - $2::interval
+), accounts AS MATERIALIZED (
+    SELECT run_id FROM runs WHERE run_id IN (SELECT run_id FROM over) ORDER BY run_id FOR NO KEY UPDATE
+), free AS MATERIALIZED (
+    SELECT r.key, o.run_id, o.dispatch FROM over o JOIN receipts r ON r.key = o.key
+    WHERE (SELECT count(*) FROM accounts) >= 0 AND r.state = 'queued' AND r.run_id = o.run_id AND r.dispatch + 1 = o.dispatch
+        AND r.expires_at <= now() + $1::interval - $2::interval
+    ORDER BY r.key FOR UPDATE OF r SKIP LOCKED
+), released AS (
+    UPDATE receipts r SET state = 'released', revision = r.revision + 1 FROM free f WHERE r.key = f.key RETURNING f.run_id, f.key, f.dispatch
+), refunded AS (
+    DELETE FROM charges c USING released l WHERE c.run_id = l.run_id AND c.key = l.key AND c.dispatch = l.dispatch AND c.spent IS NULL
+    RETURNING c.run_id, c.reserved, c.calls, c.retries
+), booked AS (
+    UPDATE runs SET charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries
+    FROM (SELECT run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries FROM refunded GROUP BY run_id) AS d
+    WHERE runs.run_id = d.run_id
+)
+SELECT (SELECT count(*) FROM released) AS released, e.run_id, e.key, e.dispatch
+FROM (SELECT count(*) = $3::integer AS more FROM page) AS p
+LEFT JOIN LATERAL (SELECT run_id, key, dispatch FROM page WHERE p.more ORDER BY run_id DESC, key DESC, dispatch DESC LIMIT 1) AS e ON true;
 
 -- name: settle_charges
 -- What a dispatch cost whose lease has moved on: its output or failure is no longer wanted, its charge is. `spent` null: what was reserved;
@@ -517,7 +571,7 @@ RETURNING state, reason, decision;
 -- name: receipts_named
 -- What an operator sees of receipts with keys from $1 to $2, at most three: enough to say that a name fits several.
 SELECT
-    key, state, tool, effect, org, run_id, caller, dispatch, holder, batch_id, lease_id, reserved, cost, last_failure, output,
+    key, state, tool, effect, org, run_id, caller, dispatch, holder, batch_id, lease_id, reserved, cost, last_failure, output, deaths,
     extract(epoch FROM expires_at - now())::float8 AS lease_seconds, extract(epoch FROM completed_at)::float8 AS completed_at,
     octet_length(output) AS output_bytes
 FROM receipts WHERE key BETWEEN $1::bytea AND $2::bytea ORDER BY key LIMIT 3;
@@ -529,7 +583,7 @@ SELECT set_config('enable_indexscan', 'on', true), set_config('plan_cache_mode',
 -- name: list_receipts
 -- Receipts after key $1, in the order of keys, of a state, run and tool where these are not null.
 SELECT
-    key, state, tool, effect, org, run_id, caller, dispatch, holder, batch_id, reserved, cost, last_failure,
+    key, state, tool, effect, org, run_id, caller, dispatch, holder, batch_id, reserved, cost, last_failure, deaths,
     extract(epoch FROM expires_at - now())::float8 AS lease_seconds, extract(epoch FROM completed_at)::float8 AS completed_at,
     octet_length(output) AS output_bytes
 FROM receipts

@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
+import structlog
+
 from rowmill.encoding.receipts import short_digest
 from rowmill_contracts.budgets import limits_of
 from rowmill_contracts.receipts import ClaimAnswer, ConfirmAnswer, HaltRun, RunHalted, StoreAnswer
 from rowmill_contracts.shards import LeaseShard, ShardsLeased
 from rowmill_receipt_store.charges import Allowances, Kind, Spend, spent_reason
+from rowmill_receipt_store.deaths import USUAL, DeathRule
 from rowmill_receipt_store.leases import (
     Again,
+    Condemned,
     Doubt,
     Found,
     Grant,
@@ -32,6 +36,8 @@ from rowmill_receipt_store.merging import rounds
 from rowmill_receipt_store.outputs import rejection
 from rowmill_receipt_store.presence_store import PresenceStore
 from rowmill_receipt_store.store import Completed, DispatchCost, Failed, Lease, RunState, Sought, Store
+
+log = structlog.get_logger()
 
 PASSES = 4
 """How often a claim or confirmation is decided anew because others changed its receipt meanwhile, before its caller is told to ask again."""
@@ -50,12 +56,14 @@ AnswerT = TypeVar("AnswerT")
 
 class Receipts:
     """``held_poll``: seconds after which a claim that waits for another's lease is told to ask again. ``output_limit``: bytes of the largest
-    output that is stored. ``presences``: where silent ones end; without it they do not.
+    output that is stored. ``presences``: where silent ones end; without it they do not. ``rule``: when a call is suspected, or condemned, of ending
+    its gateways.
     """
 
-    def __init__(self, store: Store, *, held_poll: float, output_limit: int, presences: PresenceStore | None = None) -> None:
+    def __init__(self, store: Store, *, held_poll: float, output_limit: int, presences: PresenceStore | None = None, rule: DeathRule = USUAL) -> None:
         self._store = store
         self._presences = presences
+        self._rule = rule
         self._held_poll = held_poll
         self._output_limit = output_limit
 
@@ -88,10 +96,11 @@ class Receipts:
         allowances = Allowances()
         grants: list[Grant] = []
         doubts: dict[bytes, int] = {}
+        condemned: dict[bytes, Condemned] = {}
         again: dict[bytes, ClaimAnswer] = {}
         reasons: dict[tuple[str, Kind], str] = {}
         for item in wanted:
-            decision = decide_claim(item, found[item.key], held_poll=self._held_poll)
+            decision = decide_claim(item, found[item.key], held_poll=self._held_poll, rule=self._rule)
             match decision:
                 case Grant():
                     run_id, account = item.claim.run_id, found[item.key].account
@@ -104,6 +113,8 @@ class Receipts:
                         answers[item.key] = ClaimAnswer(state="over_budget", reason=reason)
                 case Doubt():
                     doubts[item.key] = decision.revision
+                case Condemned():
+                    condemned[item.key] = decision
                 case Again():
                     again[item.key] = decision.answer
                 case ClaimAnswer():
@@ -113,6 +124,11 @@ class Receipts:
             answers.update({key: answer for key, answer in again.items() if key in held})
         if doubts:
             answers.update(dict.fromkeys(await self._store.doubt(doubts), ClaimAnswer(state="unknown")))
+        if condemned:
+            for key in await self._store.condemn(condemned):
+                verdict = condemned[key]
+                log.error("call_condemned", receipt=short_digest(key.hex()), tool=verdict.failure.tool, run_id=verdict.run_id, deaths=verdict.deaths)
+                answers[key] = ClaimAnswer(state="failed", failure=verdict.failure, run_id=verdict.run_id, condemned=True)
         return grants
 
     # ---- what follows a claim ---------------------------------------------------------------------------------------------------------

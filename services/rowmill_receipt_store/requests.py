@@ -50,7 +50,8 @@ def wanted(request: ClaimReceipts) -> list[Wanted]:
 def leases(request: Confirm | Renew | Release) -> list[Lease]:
     """The leases of a request. Raises `MalformedMessage` for a bad key."""
     if isinstance(request, Confirm):
-        return [_lease(ref, request.shard, spending_term(request.shard, request.term), request.batch_id) for ref in request.leases]
+        term = spending_term(request.shard, request.term)
+        return [_lease(ref, request.shard, term, request.batch_id, alone=request.alone) for ref in request.leases]
     presence = request.presence if isinstance(request, Renew) else ""
     return [_lease(ref, presence=presence) for ref in request.leases]
 
@@ -84,7 +85,7 @@ def output_bytes(results: Sequence[Completed]) -> int:
     return sum(len(result.output) for result in results)
 
 
-def _lease(ref: LeaseRef, shard: int | None = None, term: int | None = None, batch_id: str = "", *, presence: str = "") -> Lease:
+def _lease(ref: LeaseRef, shard: int | None = None, term: int | None = None, batch_id: str = "", *, presence: str = "", alone: bool = False) -> Lease:
     return Lease(
         key=key_bytes(ref.key),
         lease_id=ref.lease_id,
@@ -94,6 +95,7 @@ def _lease(ref: LeaseRef, shard: int | None = None, term: int | None = None, bat
         term=term,
         batch_id=batch_id,
         presence=presence,
+        alone=alone,
     )
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from rowmill.runtime.settings import Seconds, ServiceSettings
 
 
@@ -14,6 +18,9 @@ class ReceiptStoreSettings(ServiceSettings):
     somebody who waits for another's lease is told to ask again. ``merge_items``, ``merge_bytes``: what one statement carries at most.
     ``statements``: how many run at once; fewer merge more. ``output_limit``: bytes of the largest output that is stored.
     ``answer_bytes``: bytes of stored outputs in one answer at most (the first may be larger); what does not fit is asked for again.
+    ``sweep_interval``: how often claims are looked for whose holder vanished before it sent anything: ``sweep_pages`` times ``sweep_page`` charges.
+    ``suspected_after``: gateways that died with a call in hand after which it is sent alone. ``deaths_alone``: those that then died with nothing but
+    it in hand, after which it fails.
     """
 
     queued_lease: Seconds = 10.0
@@ -29,3 +36,8 @@ class ReceiptStoreSettings(ServiceSettings):
     prefetch: int = 64
     output_limit: int = 8 * 1024 * 1024
     answer_bytes: int = 8 * 1024 * 1024
+    sweep_interval: Seconds = 30.0
+    sweep_page: Annotated[int, Field(ge=1)] = 2000
+    sweep_pages: Annotated[int, Field(ge=1)] = 20
+    suspected_after: Annotated[int, Field(ge=1)] = 2
+    deaths_alone: Annotated[int, Field(ge=1)] = 3

@@ -6,7 +6,7 @@ its statement (by revision, or by lease and dispatch), so a call that is repeate
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Literal, TypeVar
@@ -18,8 +18,9 @@ from rowmill.runtime.db import Connection, Database, Queries
 from rowmill_contracts.budgets import Limits
 from rowmill_contracts.shards import ShardLease
 from rowmill_contracts.tools import ToolFailure
-from rowmill_receipt_store.charges import UNLIMITED, Account, Spend, running_totals
-from rowmill_receipt_store.leases import FailureOnRecord, Found, Grant, Output, Receipt
+from rowmill_receipt_store.charges import running_totals
+from rowmill_receipt_store.leases import Condemned, Found, Grant
+from rowmill_receipt_store.reading import found_in
 from rowmill_receipt_store.shards import spending_term
 
 SCHEMA = "receipts"
@@ -40,13 +41,11 @@ execution. The price of a disabled scan would start the just-in-time compiler, a
 
 QUERIES = Queries.of(__package__ or "rowmill_receipt_store")
 
-_failure = msgspec.json.Decoder(ToolFailure)
-
 RunState = Literal["running", "halted", "stopped"]
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease as its holder names it. ``dispatch`` 0: not confirmed. ``batch_id``, ``shard`` and ``term`` (None: bound to no
+    """A lease as its holder names it. ``dispatch`` 0: not confirmed. ``batch_id``, ``alone``, ``shard`` and ``term`` (None: bound to no
     shard) matter to confirmations only, ``presence`` to renewals.
     """
 
@@ -58,6 +57,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     term: int | None = None
     batch_id: str = ""
     presence: str = ""
+    alone: bool = False
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +148,7 @@ class Store:
             self._answer_bytes if bodies else -1,
             [item.presence or None for item in asked],
         )
-        return {row["key"]: _found(row) for row in rows}
+        return {row["key"]: found_in(row) for row in rows}
 
     async def claim(self, grants: Sequence[Grant]) -> dict[bytes, int]:
         """Store leases; ``grants`` come in the order in which budgets serve them. Answers the dispatch number of each that was stored.
@@ -171,7 +171,7 @@ class Store:
             [item.key for item in wanted],
             [grant.revision for grant, _ in pairs],
             [grant.dispatch for grant, _ in pairs],
-            [request.confirm for request in requests],
+            [grant.confirms for grant, _ in pairs],
             [claim.lease_id for claim in claims],
             [request.holder for request in requests],
             [claim.run_id for claim in claims],
@@ -197,6 +197,7 @@ class Store:
             [charge.held.retries for _, charge in former],
             [request.presence or None for request in requests],
             [claim.run_term for claim in claims],
+            [grant.deaths for grant, _ in pairs],
         )
         return {row[0]: row[1] for row in rows}
 
@@ -204,6 +205,21 @@ class Store:
         """Mark running receipts, as of these revisions, as of unknown outcome. Answers the keys of which that is so now."""
         keys = sorted(revisions)
         return _keys(await self._database.fetch(QUERIES["doubt"], keys, [revisions[key] for key in keys]))
+
+    async def condemn(self, verdicts: Mapping[bytes, Condemned]) -> set[bytes]:
+        """Fail calls that their gateways die of, as of these revisions. Answers the keys of which that is so now."""
+        keys = sorted(verdicts)
+        named = [verdicts[key] for key in keys]
+        rows = await self._database.fetch(
+            QUERIES["condemn"],
+            self._offset,
+            keys,
+            [verdict.revision for verdict in named],
+            [verdict.deaths for verdict in named],
+            [msgspec.json.encode(verdict.failure) for verdict in named],
+            [verdict.run_id for verdict in named],
+        )
+        return _keys(rows)
 
     # ---- what follows a claim ---------------------------------------------------------------------------------------------------------
 
@@ -219,6 +235,7 @@ class Store:
             [lease.shard for lease in leases],
             [lease.term for lease in leases],
             [lease.batch_id for lease in leases],
+            [lease.alone for lease in leases],
         )
         return {row[0]: row[1] for row in rows}
 
@@ -336,63 +353,3 @@ def _runs(items: Iterable[Lease | Completed | Failed | DispatchCost]) -> list[st
 
 def _keys(rows: Iterable[asyncpg.Record]) -> set[bytes]:
     return {row[0] for row in rows}
-
-
-def _found(row: asyncpg.Record) -> Found:
-    failure = row["failure"]
-    return Found(
-        receipt=None if row["revision"] is None else _receipt(row),
-        failure=None if failure is None else FailureOnRecord(_failure.decode(failure), row["failed_dispatch"]),
-        run_state=row["run_state"] or "running",
-        run_reason=row["run_reason"] or "",
-        account=UNLIMITED if row["run_state"] is None else _account(row),
-        tried=row["tried"],
-        shard_term=row["shard_term"],
-        shard_held=row["shard_held"],
-        present=bool(row["present"]),
-    )
-
-
-def _account(row: Any) -> Account:
-    return Account(
-        money=row["money"],
-        money_left=row["money_left"],
-        calls=row["calls_limit"],
-        calls_left=row["calls_left"],
-        retries=row["retries_limit"],
-        retries_left=row["retries_left"],
-        wall_time=row["wall_limit"],
-        late=row["late"],
-    )
-
-
-def _receipt(row: Any) -> Receipt:
-    output = None
-    if row["completed_at"] is not None:
-        output = Output(
-            body=row["output"],
-            no_result=row["no_result"],
-            cost=row["cost"],
-            completed_at=row["completed_at"],
-            retired_at=row["retired_at"],
-            dispatch=row["output_dispatch"],
-            run_id=row["output_run"],
-            caller=row["output_caller"],
-        )
-    return Receipt(
-        revision=row["revision"],
-        state=row["state"],
-        dispatch=row["dispatch"],
-        lease_id=row["lease_id"],
-        run_id=row["run_id"],
-        tool=row["tool"],
-        effect=row["effect"],
-        held=Spend(row["reserved"], row["held_calls"], row["held_retries"]),
-        took_over=row["took_over"],
-        over=row["over"],
-        remaining=row["remaining_seconds"],
-        output=output,
-        last_failure=None if row["last_failure"] is None else _failure.decode(row["last_failure"]),
-        run_term=row["run_term"],
-        lapsed=row["lapsed"],
-    )

@@ -138,7 +138,8 @@ class Claims:
                 else:
                     flight.stage = Stage.READY
                     flight.lane.claimed += flight.tool.weight
-                    flight.group.add(flight.leased_at, flight)
+                    flight.alone = answer.alone and flight.tool.runs_author_code
+                    flight.group.add(flight.leased_at, flight, apart=flight.alone)
             case "refused":
                 self._shards.refused(flight.lane.shard)
                 self._flow.resume(flight)

@@ -31,6 +31,7 @@ from rowmill_tool_gateway.receipts import Receipts
 from rowmill_tool_gateway.sending import Sender
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.shards import ShardLeases
+from rowmill_tool_gateway.solitude import Solitude
 from rowmill_tool_gateway.toolbox import PreparedTool
 
 log = structlog.get_logger()
@@ -82,6 +83,7 @@ class Dispatcher:
         self._traffic: dict[tuple[str, str], _Traffic] = {}
         self._places: dict[tuple[str, str], tuple[Lane, Group[Flight], _Traffic]] = {}
         self.claims = Claims(self, hand, receipts, shards, clock, lease_ids, settings.look_after)
+        self.solitude = Solitude(settings.suspect_patience, self.look_again)
         self._requests: set[asyncio.Task[None]] = set()
         self.prevented = 0
         """Calls that were deferred because outcomes could not be stored (SPEC 3.9)."""
@@ -287,7 +289,7 @@ class Dispatcher:
             lane.opened(now)
             for flight in flights:
                 flight.stage = Stage.SENT
-            self._begin(self.sender.send(lane, flights, group.paces, traffic.again))
+            self._begin(self.sender.send(lane, flights, group.paces, self._entered(traffic, flights[0])))
         wake = self._wake_at(traffic, now)
         if wake is not None:
             loop = asyncio.get_running_loop()
@@ -322,9 +324,28 @@ class Dispatcher:
             group = traffic.groups[0]
             traffic.groups.rotate(-1)
             due = group.due_at(now)
-            if due is not None and due <= now:
+            if due is not None and due <= now and self._lets(group.head):
                 return group
         return None
+
+    def _lets(self, flight: Flight | None) -> bool:
+        """Whether a call may begin beside what is under way in this process."""
+        return flight is None or not flight.tool.runs_author_code or self.solitude.lets(suspect=flight.alone)
+
+    def _entered(self, traffic: _Traffic, flight: Flight) -> Callable[[], None]:
+        """A request begins that this flight is the first of; to be told when it has ended."""
+        if not flight.tool.runs_author_code:
+            return traffic.again
+        self.solitude.begun(suspect=flight.alone)
+        if flight.alone:
+            flight.after_alone = lambda: self.solitude.ended(suspect=True)
+            return traffic.again
+
+        def ended() -> None:
+            self.solitude.ended(suspect=False)
+            traffic.again()
+
+        return ended
 
     def _wake_at(self, traffic: _Traffic, now: float) -> float | None:
         """When the passing of time alone lets this lane do more; None where an event must come first (a request's end, a claim's answer)."""

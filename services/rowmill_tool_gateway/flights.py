@@ -7,6 +7,7 @@ claims the receipt.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum, auto
@@ -107,6 +108,10 @@ class Flight:
     """Its lease was found to be another's by now."""
     doubt: LeaseRef | None = None
     """The lease as it was asked for before, without an answer, where it is asked for again."""
+    alone: bool = False
+    """Gateways died with it in hand: it goes in a request of its own, with nothing beside it."""
+    after_alone: Callable[[], None] | None = None
+    """Told once its outcome is stored, or it is not sent after all: until then the death of the gateway would be taken for its own."""
     leased_at: float = 0.0
     """When its lease was taken or last renewed, by the monotonic clock."""
     payer_run: str = ""
@@ -124,6 +129,13 @@ class Flight:
         self.forget_lease()
 
     def forget_lease(self) -> None:
-        self.lost = False
+        self.lost = self.alone = False
         self.lease_id = ""
         self.dispatch = 0
+        self.end_alone()
+
+    def end_alone(self) -> None:
+        """Its lease runs no more."""
+        told, self.after_alone = self.after_alone, None
+        if told is not None:
+            told()

@@ -29,7 +29,7 @@ class Group(Generic[ItemT]):
         self.pace = pace
         self.paces = tuple(one for one in (lane_pace, pace) if one is not None)
         self._gather = gather
-        self._ready: deque[tuple[float, ItemT]] = deque()
+        self._ready: deque[tuple[float, ItemT, bool]] = deque()
 
     @property
     def working(self) -> bool:
@@ -48,15 +48,20 @@ class Group(Generic[ItemT]):
         room = math.ceil(self.pace.sends_within(now, ahead)) * self.size - self.coming - len(self._ready)
         return max(0, room)
 
-    def add(self, now: float, item: ItemT) -> None:
-        """A call was claimed."""
-        self._ready.append((now, item))
+    @property
+    def head(self) -> ItemT | None:
+        """The first of the claimed calls."""
+        return self._ready[0][1] if self._ready else None
+
+    def add(self, now: float, item: ItemT, *, apart: bool = False) -> None:
+        """A call was claimed. ``apart``: it shares its request with no other."""
+        self._ready.append((now, item, apart))
 
     def due_at(self, now: float) -> float | None:
         """When the next request may go, in the past where it may now; None with nothing to send, or no permits."""
         if not self._ready or (self.pace is not None and not self.pace.permitted(now)):
             return None
-        full = len(self._ready) >= self.size
+        full = len(self._ready) >= self.size or self._ready[0][2]
         gathered = self._ready[0][0] + self._gather if self.coming and not full else now
         return gathered if self.pace is None else max(gathered, self.pace.due_at())
 
@@ -68,7 +73,11 @@ class Group(Generic[ItemT]):
         """The calls of the next request, oldest first."""
         if self.pace is not None:
             self.pace.begin(now)
-        return [self._ready.popleft()[1] for _ in range(min(self.size, len(self._ready)))]
+        _, item, apart = self._ready.popleft()
+        taken = [item]
+        while not apart and self._ready and len(taken) < self.size and not self._ready[0][2]:
+            taken.append(self._ready.popleft()[1])
+        return taken
 
     def remove(self, item: ItemT) -> None:
         """Take one call out that is not to be sent."""

@@ -238,6 +238,7 @@ class Hand:
         if flight.stage is not Stage.OVER:
             flight.stage = Stage.OVER
             flight.calls = []
+            flight.end_alone()
             self._of_shard[flight.lane.shard] -= 1
             if self.flights.get(flight.key) is flight:
                 del self.flights[flight.key]

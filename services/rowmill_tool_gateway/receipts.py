@@ -139,7 +139,13 @@ class Receipts:
         if term is None and not only_cached:
             return [ClaimAnswer(state="refused")] * len(claims)
         request = ClaimReceipts(
-            holder=self._holder, claims=claims, shard=None if only_cached else shard, term=term, confirm=confirm, only_cached=only_cached
+            holder=self._holder,
+            claims=claims,
+            shard=None if only_cached else shard,
+            term=term,
+            confirm=confirm,
+            only_cached=only_cached,
+            counts_deaths=True,
         )
         try:
             reply = await self._asks.ask(request, RECEIPTS_CLAIMS, ReceiptsClaimed, timeout=self._timeout)
@@ -153,9 +159,9 @@ class Receipts:
             return [None] * len(claims)
         return reply.answers
 
-    async def confirm(self, shard: int, leases: list[LeaseRef], batch_id: str) -> list[ConfirmAnswer] | None:
-        """Confirm the leases of one request right before it is sent; None where the store did not answer."""
-        request = Confirm(leases=leases, shard=shard, term=self._term_of(shard), batch_id=batch_id)
+    async def confirm(self, shard: int, leases: list[LeaseRef], batch_id: str, *, alone: bool = False) -> list[ConfirmAnswer] | None:
+        """Confirm the leases of one request right before it is sent; None where the store did not answer. ``alone``: nothing goes beside it here."""
+        request = Confirm(leases=leases, shard=shard, term=self._term_of(shard), batch_id=batch_id, alone=alone)
         try:
             reply = await self._asks.ask(request, RECEIPTS_SETTLE, Confirmed, timeout=self._timeout)
         except RowmillError as error:

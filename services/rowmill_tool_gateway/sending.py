@@ -6,9 +6,10 @@ claims, outcomes can be stored, and no flight's lease was found to be another's.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 import structlog
 
@@ -29,12 +30,15 @@ from rowmill_tool_gateway.receipts import Receipts
 from rowmill_tool_gateway.results import Ended
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.shards import ShardLeases
+from rowmill_tool_gateway.solitude import Solitude
 
 log = structlog.get_logger()
 
 
 class Flow(Protocol):
-    """Where flights go that are not sent after all."""
+    """Where flights go that are not sent after all, and who of them goes alone."""
+
+    solitude: Solitude
 
     def resume(self, flight: Flight) -> None: ...
 
@@ -118,7 +122,8 @@ class Sender:
         started = self._clock.monotonic()
         endings: list[Ended] = []
         try:
-            endings = list(await tool.carrier.carry(inputs, keys, timeout, may_send))
+            carrying = tool.carrier.carry(inputs, keys, timeout, may_send)
+            endings = list(await (self._carried_alone(lane, flights[0], carrying) if flights[0].alone else carrying))
         except Exception as error:
             log.exception("request_crashed", tool=tool.id)
             endings = [Observation("crashed", f"the gateway failed: {type(error).__name__}")] * len(flights)
@@ -138,11 +143,26 @@ class Sender:
     async def _prepared(self, lane: Lane, flights: list[Flight]) -> list[Flight]:
         """Those whose request may be sent as one."""
         tool = flights[0].tool
-        if not tool.confirmed_by_claim:
+        unconfirmed = [flight for flight in flights if not flight.dispatch]
+        if unconfirmed:
             if not self._credentials.resolved(tool.tool.provider):
                 await self.resolve(tool.tool.provider)
-            flights = await self._confirm(lane, flights)
+            alone = flights[0].alone and await self._flow.solitude.alone()
+            confirmed = await self._confirm(lane, unconfirmed, alone=alone)
+            flights = [flight for flight in flights if flight in confirmed or flight not in unconfirmed]
         return self._of_newest_term(flights) if len(flights) > 1 else flights
+
+    async def _carried_alone(self, lane: Lane, flight: Flight, carrying: Coroutine[Any, Any, Sequence[Ended]]) -> Sequence[Ended]:
+        """Carry a suspect out. Before others begin beside it, because it lasts, the store is told that from now on a death need not be its own."""
+        carried = asyncio.ensure_future(carrying)
+        done, _ = await asyncio.wait([carried], timeout=self._flow.solitude.patience)
+        if not done:
+            lease, failures = LeaseRef(key=flight.key, lease_id=flight.lease_id, run_id=flight.payer_run, dispatch=flight.dispatch), 0
+            while await self._receipts.confirm(lane.shard, [lease], self._lease_ids()) is None and not carried.done():
+                failures += 1
+                await self._clock.sleep(backoff(failures, first=0.05, limit=self._settings.store_timeout))
+            self._flow.solitude.let_in()
+        return await carried
 
     def _give_up(self, flights: list[Flight], error: Exception) -> None:
         """Nothing was sent, and it is not known why: those that nothing else became of fail, and their leases go back."""
@@ -167,7 +187,7 @@ class Sender:
                 self._claims.release(flight)
         return sent
 
-    async def _confirm(self, lane: Lane, flights: list[Flight]) -> list[Flight]:
+    async def _confirm(self, lane: Lane, flights: list[Flight], *, alone: bool) -> list[Flight]:
         """Those whose lease is confirmed. An unanswered confirm is asked again: it may have been carried out, and then the same one answers.
 
         Where it does not, because the shard, the run or the lease has changed hands meanwhile, the lease goes back all the same: the store may hold
@@ -176,7 +196,7 @@ class Sender:
         leases = [LeaseRef(key=flight.key, lease_id=flight.lease_id, run_id=flight.payer_run) for flight in flights]
         batch_id = self._lease_ids()
         failures, term = 0, self._shards.term(lane.shard)
-        while (answers := await self._receipts.confirm(lane.shard, leases, batch_id)) is None:
+        while (answers := await self._receipts.confirm(lane.shard, leases, batch_id, alone=alone)) is None:
             failures += 1
             await self._clock.sleep(backoff(failures, first=0.05, limit=self._settings.store_timeout))
             term = self._shards.term(lane.shard)

@@ -54,6 +54,10 @@ class ToolGatewaySettings(ServiceSettings):
     store_timeout: Seconds = 5.0
     """Silence of the receipt-store after which a request to it counts as failed (a claim) or the persistence latch closes (a result)."""
 
+    suspect_patience: Seconds = 60.0
+    """For how long tool functions wait at most for a call that is suspected of ending its gateway: for those under way before it to end, so that it
+    goes alone, and then for its own end. What lasts longer has others beside it, and a death counts against it no more."""
+
     receipt_page: Annotated[int, Field(ge=1, le=1000)] = 1000
     """Receipts in one request to the receipt-store at most (SPEC 3.2)."""
 

@@ -20,7 +20,7 @@ _decode = msgspec.json.Decoder().decode
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedTool:
     """``confirmed_by_claim``: an unknown outcome may be repeated, so a call that is sent at once is claimed and confirmed in one request.
-    ``size``: calls in a request at most; ``weight``: the part of a request that a call is.
+    ``size``: calls in a request at most; ``weight``: the part of a request that a call is. ``runs_author_code``: so it may end this process.
     """
 
     tool: Tool
@@ -31,6 +31,7 @@ class PreparedTool:
     size: int
     weight: float
     carrier: Carrier
+    runs_author_code: bool
 
     def cost_of(self, given: bytes) -> Decimal:
         """What a call with this input costs at most. Raises `RowmillError` where the tool's function fails."""
@@ -69,6 +70,7 @@ class Toolbox:
                 size=size,
                 weight=1 / size,
                 carrier=self._carrier_for(tool),
+                runs_author_code=tool.kind != "http" or callable(tool.actual_cost),
             )
         return prepared
 

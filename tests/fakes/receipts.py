@@ -41,6 +41,7 @@ from rowmill_contracts.receipts import (
 )
 from rowmill_contracts.shards import Draw, Drawn, LeaseShard, OpenRequests, Sent, ShardLease, ShardsLeased
 from rowmill_contracts.tools import ToolFailure
+from rowmill_receipt_store.deaths import DeathRule
 
 OUTPUT_LIMIT = 8 * 1024 * 1024
 
@@ -59,6 +60,8 @@ class Receipt:
     presence: str = ""
     output: ClaimAnswer | None = None
     output_dispatch: int = 0
+    deaths: int = 0
+    alone: bool = False
 
 
 @dataclass
@@ -146,6 +149,7 @@ class MemoryReceipts:
         self._running = running
         self._shard = shard
         self._held_poll = held_poll
+        self.rule = DeathRule()
 
     def answer(self, request: Message) -> Message:
         """Carry out one request and give its answer. The same request again gives the same answer, as far as nothing happened between."""
@@ -202,6 +206,14 @@ class MemoryReceipts:
             took_over = receipt.state == "running"
         if request.only_cached:
             return ClaimAnswer(state="absent")
+        if receipt is not None and request.counts_deaths and receipt.state == "running":
+            receipt.deaths = self.rule.counted(receipt.deaths, alone=receipt.alone)
+            if self.rule.condemns(receipt.deaths):
+                failure = self.rule.failure(claim.tool, receipt.deaths)
+                receipt.state = "failed"
+                for run_id in (receipt.claim.run_id, claim.run_id):
+                    self.failures[claim.key, run_id] = (failure, self._now())
+                return ClaimAnswer(state="failed", failure=failure, run_id=claim.run_id, condemned=True)
         return self._grant(run, receipt, claim, request, took_over=took_over)
 
     def _lease_stands(self, receipt: Receipt, claim: Claim, request: ClaimReceipts) -> ClaimAnswer | None:
@@ -212,7 +224,8 @@ class MemoryReceipts:
         if receipt.state == "running" and ours:
             return ClaimAnswer(state="granted", lease_id=claim.lease_id, dispatch=receipt.dispatch)
         if receipt.state == "queued" and ours and not request.confirm and not self._over(receipt):
-            return ClaimAnswer(state="granted", lease_id=claim.lease_id)
+            suspect = request.counts_deaths and self.rule.suspects(receipt.deaths)
+            return ClaimAnswer(state="granted", lease_id=claim.lease_id, alone=suspect)
         presence = self.presences.get(receipt.presence)
         if presence is not None and presence.expires <= self._now() and not ours:
             presence.ended = True  # at once: nobody comes back here
@@ -247,9 +260,13 @@ class MemoryReceipts:
             run.counted[claim.key, coming] = "retries" if tried else "calls"
         receipt.state = "queued"
         receipt.expires = self._now() + self._queued
-        if request.confirm:
+        receipt.alone = False
+        suspect = request.counts_deaths and self.rule.suspects(receipt.deaths)
+        confirm = request.confirm and not suspect
+        if confirm:
             self._to_running(receipt)
-        return ClaimAnswer(state="granted", lease_id=claim.lease_id, dispatch=receipt.dispatch if request.confirm else 0, took_over=took_over)
+        dispatch = receipt.dispatch if confirm else 0
+        return ClaimAnswer(state="granted", lease_id=claim.lease_id, dispatch=dispatch, took_over=took_over, alone=suspect)
 
     def _to_running(self, receipt: Receipt) -> None:
         receipt.state = "running"
@@ -278,6 +295,7 @@ class MemoryReceipts:
             return ConfirmAnswer(state="lost")
         if receipt.state == "queued":
             self._to_running(receipt)
+        receipt.alone = request.alone
         return ConfirmAnswer(state="confirmed", dispatch=receipt.dispatch)
 
     def _keep(self, request: KeepPresence) -> PresenceKept:
@@ -324,6 +342,7 @@ class MemoryReceipts:
         if not ours or receipt.state not in {"running", "outcome_unknown"}:
             return StoreAnswer(state="superseded")
         receipt.state = "completed"
+        receipt.deaths = 0
         receipt.output_dispatch = completion.dispatch
         receipt.output = ClaimAnswer(
             state="completed",
@@ -355,6 +374,7 @@ class MemoryReceipts:
             return StoreAnswer(state="stored")
         if receipt.state not in {"running", "outcome_unknown"}:
             return StoreAnswer(state="superseded")
+        receipt.deaths = 0
         receipt.state = "outcome_unknown" if failed.outcome_unknown else "failed" if failed.final else "released"
         if receipt.state == "failed":
             self.failures[failed.key, failed.run_id] = (failed.failure, self._now())

@@ -31,7 +31,16 @@ class Caller:
     """Asks in the name of one run, under one lease id; `but` gives another caller. Singular calls ask for one key."""
 
     def __init__(
-        self, receipts: Receipts, *, run: str, lease: str, shard: int | None = None, term: int | None = None, presence: str = "", **claim: Any
+        self,
+        receipts: Receipts,
+        *,
+        run: str,
+        lease: str,
+        shard: int | None = None,
+        term: int | None = None,
+        presence: str = "",
+        counts_deaths: bool = False,
+        **claim: Any,
     ) -> None:
         self.receipts = receipts
         self.run = run
@@ -39,16 +48,24 @@ class Caller:
         self.shard = shard
         self.term = term
         self.presence = presence
+        self.counts_deaths = counts_deaths
         self.facts: dict[str, Any] = {"tool": "hunter.find", "effect": "read", "started_at": time.time(), "caller": f"leads/{lease}"} | claim
 
     def but(self, **changes: Any) -> Caller:
-        own = {"run": self.run, "lease": self.lease, "shard": self.shard, "term": self.term, "presence": self.presence}
+        own = {name: getattr(self, name) for name in ("run", "lease", "shard", "term", "presence", "counts_deaths")}
         return Caller(self.receipts, **(own | self.facts | changes))
 
     def wanted(self, key: bytes, *, confirm: bool = False, only_cached: bool = False, **claim: Any) -> Wanted:
         facts = {"lease_id": self.lease, "run_id": self.run} | self.facts | claim
         request = ClaimReceipts(
-            holder="gateway", claims=[], confirm=confirm, only_cached=only_cached, shard=self.shard, term=self.term, presence=self.presence
+            holder="gateway",
+            claims=[],
+            confirm=confirm,
+            only_cached=only_cached,
+            shard=self.shard,
+            term=self.term,
+            presence=self.presence,
+            counts_deaths=self.counts_deaths,
         )
         return Wanted(key, Claim(key=key.hex(), **facts), request)
 
@@ -58,7 +75,7 @@ class Caller:
     async def claim(self, key: bytes, *, confirm: bool = False, only_cached: bool = False, **claim: Any) -> ClaimAnswer:
         return (await self.claims([key], confirm=confirm, only_cached=only_cached, **claim))[0]
 
-    def held(self, key: bytes, dispatch: int = 0) -> Lease:
+    def held(self, key: bytes, dispatch: int = 0, *, alone: bool = False) -> Lease:
         return Lease(
             key=key,
             lease_id=self.lease,
@@ -67,10 +84,11 @@ class Caller:
             shard=self.shard,
             term=spending_term(self.shard, self.term),
             batch_id="batch",
+            alone=alone,
         )
 
-    async def confirm(self, key: bytes) -> ConfirmAnswer:
-        return (await self.receipts.confirm([self.held(key)]))[0]
+    async def confirm(self, key: bytes, *, alone: bool = False) -> ConfirmAnswer:
+        return (await self.receipts.confirm([self.held(key, alone=alone)]))[0]
 
     async def renew(self, key: bytes) -> bool:
         return (await self.receipts.renew([self.held(key)]))[0]

@@ -13,6 +13,7 @@ from rowmill_contracts.tools import ToolFailure
 from rowmill_receipt_store.charges import Account, Former, Spend
 from rowmill_receipt_store.leases import (
     Again,
+    Condemned,
     Doubt,
     FailureOnRecord,
     Found,
@@ -31,12 +32,20 @@ STARTED = 1000.0
 FAILURE = ToolFailure(tool="hunter.find", code="404", message="not found")
 
 
-def wanted(*, confirm: bool = False, only_cached: bool = False, shard: int | None = None, term: int | None = None, **claim: Any) -> Wanted:
+def wanted(
+    *,
+    confirm: bool = False,
+    only_cached: bool = False,
+    shard: int | None = None,
+    term: int | None = None,
+    counts_deaths: bool = False,
+    **claim: Any,
+) -> Wanted:
     facts: dict[str, Any] = {"lease_id": "ours", "run_id": "run", "tool": "hunter.find", "effect": "read", "started_at": STARTED}
     return Wanted(
         KEY,
         Claim(key=KEY.hex(), **(facts | claim)),
-        ClaimReceipts(holder="gateway", claims=[], confirm=confirm, only_cached=only_cached, shard=shard, term=term),
+        ClaimReceipts(holder="gateway", claims=[], confirm=confirm, only_cached=only_cached, shard=shard, term=term, counts_deaths=counts_deaths),
     )
 
 
@@ -62,7 +71,7 @@ def output(completed_at: float, body: bytes | None = b'{"raw":1}') -> Output:
     return Output(body, no_result=False, cost=Decimal("0.01"), completed_at=completed_at, dispatch=2, run_id="payer", caller="leads/a")
 
 
-def decide(claim: Wanted, found: Receipt | None, **facts: Any) -> ClaimAnswer | Grant | Doubt | Again:
+def decide(claim: Wanted, found: Receipt | None, **facts: Any) -> ClaimAnswer | Grant | Doubt | Condemned | Again:
     return decide_claim(claim, Found(receipt=found, **facts), held_poll=0.25)
 
 
