@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import ClassVar
 
 from rowmill.runtime.bus import Bus
+from rowmill.runtime.clock import SystemClock
 from rowmill.runtime.db import Database
 from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
+from rowmill_receipt_store.deaths import DeathRule
 from rowmill_receipt_store.gateway_store import GatewayStore
 from rowmill_receipt_store.handlers import Handlers
 from rowmill_receipt_store.leasing import Leasing
@@ -17,6 +20,7 @@ from rowmill_receipt_store.presence_store import PresenceStore
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.settings import ReceiptStoreSettings
 from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Store
+from rowmill_receipt_store.sweeping import Sweep
 from rowmill_receipt_store.window_store import WindowStore
 
 
@@ -29,6 +33,7 @@ class App:
         self._settings = settings or ReceiptStoreSettings()
         self._bus = Bus(self._settings, service=self.name)
         self._database: Database | None = None
+        self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Connect, migrate, consume; returns once both queues are being consumed."""
@@ -48,6 +53,7 @@ class App:
             held_poll=settings.held_poll,
             output_limit=settings.output_limit,
             presences=presences,
+            rule=DeathRule(settings.suspected_after, settings.deaths_alone),
         )
         merger = Merger(statements=settings.statements, max_items=settings.merge_items, max_bytes=settings.merge_bytes)
         leasing = Leasing(receipts, WindowStore(self._database), GatewayStore(self._database, life=settings.shard_lease))
@@ -56,9 +62,21 @@ class App:
         await self._bus.consume(RECEIPTS_SETTLE, handlers.settle, prefetch=settings.prefetch)
         await self._bus.consume(RECEIPTS_CLAIMS, handlers.claim, prefetch=settings.prefetch)
         await self._bus.start()
+        sweep = Sweep(
+            self._database,
+            SystemClock(),
+            interval=settings.sweep_interval,
+            patience=settings.queued_lease,
+            page=settings.sweep_page,
+            pages=settings.sweep_pages,
+        )
+        self._sweeping = asyncio.create_task(sweep.run(), name="sweep")
 
     async def stop(self) -> None:
         """Stop consuming, let what is under way be stored and answered, close."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
         await self._bus.stop()
         if self._database is not None:
             await self._database.close()
