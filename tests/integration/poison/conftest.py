@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import aio_pika
@@ -91,6 +92,15 @@ class Ward:
         for _ in range(times):
             await asyncio.sleep(every)
             self.services["row-executor"].signal(signal.SIGKILL)
+
+    async def kill_gateways(self, *, times: int, random: Random) -> None:
+        """Kill the gateway so often, each time within two seconds of its beginning to consume."""
+        for _ in range(times):
+            while await missing_services(self.broker_url):
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(2 * random.random())
+            self.services["tool-gateway"].signal(signal.SIGKILL)
+            await asyncio.sleep(0.5)  # until the broker has noticed
 
     # ---- runs -------------------------------------------------------------------------------------------------------------------------
 

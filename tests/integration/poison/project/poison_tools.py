@@ -8,7 +8,7 @@ import time
 
 from pydantic import BaseModel
 
-from rowmill import Context, Handle, Provider, RowContext, Rows, ToolCall, play
+from rowmill import Batch, Context, Handle, Provider, RowContext, Rows, ToolCall, play
 
 
 class Asked(BaseModel):
@@ -52,11 +52,31 @@ async def pay(asked: Asked, call: ToolCall) -> str:
     return "paid"
 
 
+@mill.tool("ask_many", effect="read", timeout=0.5, batch=Batch(10))
+async def ask_many(asked: list[Asked], call: ToolCall) -> list[str]:
+    await asyncio.sleep(0.005)
+    if any(one.does == "exit among others" for one in asked):
+        os._exit(4)
+    return [one.name.upper() for one in asked]
+
+
 async def asked_of_all(row: Asked, ctx: RowContext) -> str:
     given = Asked(name=row.name, does=row.does)
     loud = (await ctx.call(ask, given)).raw
     quiet = (await ctx.call(ask_in_thread, given)).raw
     return f"{loud} {quiet} {(await ctx.call(pay, given)).raw}"
+
+
+async def asked_together(row: Asked, ctx: RowContext) -> str:
+    given = Asked(name=row.name, does=row.does)
+    loud = (await ctx.call(ask_many, given)).raw
+    return f"{loud} {(await ctx.call(ask, given)).raw}"
+
+
+@play("asking_together")
+async def asking_together(ctx: Context, input: AskedItems) -> Handle:  # noqa: A002 - the authoring surface names it so
+    """Each row asks a tool that is asked for many at once, and one that is not."""
+    return await ctx.dataset("items", input.items, row=Asked).with_column("done", asked_together).run(key="name")
 
 
 @play("asking")
