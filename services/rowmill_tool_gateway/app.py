@@ -73,6 +73,7 @@ class App:
             clock=SystemClock(),
             connected=lambda: self._bus.connected,
             serves=self._call_back.serves,
+            step_back=lambda shard: self._bus.step_back(gateway_calls(shard)),
         )
         handlers = Handlers(engine, self._bus)
         self._bus.on_reconnect(engine.reconnected)
@@ -90,6 +91,8 @@ class App:
 
     async def stop(self) -> None:
         """Take no more calls, defer what was not sent, wait for what was, close."""
+        if self._engine is not None:
+            await self._engine.shards.leave()
         for shard in range(SHARDS):
             await self._bus.stop_consuming(gateway_calls(shard))
         if self._engine is not None:

@@ -113,11 +113,12 @@ class Dispatcher:
                     probes=self._probes,
                     recovery=self._settings.recovery,
                 )
+                lane.elsewhere = self._shards.open_elsewhere(lane)
                 traffic = self._traffic[org, tool.provider] = _Traffic(lane)
                 traffic.again = partial(self._soon, traffic)
                 if pace is not None:
                     groups = traffic.groups
-                    self._share(traffic, Window(f"{org}/{tool.provider}", lane.shard, pace, lambda: any(group.working for group in groups)))
+                    self._share(traffic, Window(lane.name, lane.shard, pace, lambda: any(group.working for group in groups)))
                 if not self._credentials.resolved(provider):
                     traffic.resolving = True
                     self._begin(self._resolve_first(traffic, provider))
@@ -171,10 +172,11 @@ class Dispatcher:
     def admit(self, flight: Flight) -> None:
         """Take a flight in: into its group's queue, past a look at stored outputs where it would wait long, or deferred at once."""
         expected = self._expected_wait(flight)
-        if expected > self._settings.hand:
+        away = self._shards.sends_away(flight.lane.shard)
+        if away or expected > self._settings.hand:
             for call in flight.calls:
                 call.late = True
-        if expected > self._settings.look_after and not flight.looked:
+        if expected > self._settings.look_after and not flight.looked and not away:
             self.claims.look(flight)
         else:
             self.resume(flight)
@@ -222,7 +224,7 @@ class Dispatcher:
         match flight.stage:
             case Stage.WAITING:
                 flight.group.waiting.withdraw(flight.ticket)
-                if flight.looked or not self._receipts.storing:
+                if flight.looked or not self._receipts.storing or self._shards.sends_away(flight.lane.shard):
                     self.resume(flight)
                 else:
                     self.claims.look(flight)
@@ -254,7 +256,8 @@ class Dispatcher:
             self.prevented += len(calls)
             self._hand.defer(flight, calls, self._settings.store_timeout, reason="outcomes cannot be stored")
         elif not self._shards.holds(flight.lane.shard):
-            self._hand.defer(flight, calls, self._settings.hand, reason="another gateway holds the lane")
+            away = self._shards.sends_away(flight.lane.shard)
+            self._hand.defer(flight, calls, self._settings.shard_retry if away else self._settings.hand, reason="another gateway holds the lane")
         else:
             earliest = max(self._settings.retry_first, self._expected_wait(flight) - self._settings.lead)
             wait = flight.lane.appoint(self._clock.monotonic(), earliest, flight.tool.weight)

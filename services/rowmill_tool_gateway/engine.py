@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Protocol
 
 from rowmill.runtime.clock import Clock
@@ -17,6 +17,7 @@ from rowmill_tool_gateway.dispatch import Dispatcher
 from rowmill_tool_gateway.flights import Page
 from rowmill_tool_gateway.hand import Hand
 from rowmill_tool_gateway.lane_views import lanes_shown
+from rowmill_tool_gateway.lanes import Lane
 from rowmill_tool_gateway.permits import Permits
 from rowmill_tool_gateway.receipts import Asks, Receipts
 from rowmill_tool_gateway.sending import Sender
@@ -34,9 +35,14 @@ class Neighbours(Asks, Replies, Protocol):
     """What the engine needs of the bus."""
 
 
+async def _alone(shard: int) -> None:
+    """Without queues there is nobody to step back behind."""
+
+
 class Engine:
     """``holder``: unique to this process and start; no lease of a former start is taken for ours. ``connected``: whether there is a session with the
     broker; `reconnected` is to be called at the begin of each. ``serves``: told of providers that serve again and had kept calls waiting.
+    ``step_back``: waits at a shard's queue behind all others from then on.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class Engine:
         connected: Callable[[], bool] = lambda: True,
         jitter: Callable[[], float] = random.random,
         serves: Serves = lambda _org, _provider, _message: None,
+        step_back: Callable[[int], Awaitable[None]] = _alone,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -83,12 +90,10 @@ class Engine:
             neighbours,
             holder=holder,
             clock=clock,
-            renewal=settings.shard_renewal,
-            retry=settings.shard_retry,
+            settings=settings,
             permits=permits,
-            permit_renewal=settings.permit_renewal,
-            changed=lambda shard: self.dispatcher.look_again(shard),  # noqa: PLW0108
-            busy=self.hand.busy,
+            work=_InHand(self),
+            step_back=step_back,
         )
         numbers = itertools.count(1)
 
@@ -126,10 +131,11 @@ class Engine:
         return lanes_shown(question, self._holder, self.dispatcher.lanes, self.hand.flights.values(), self.shards, self._receipts, self._clock)
 
     async def stop(self, timeout: float) -> None:
-        """Defer what was not sent, wait for what was (for ``timeout`` seconds at most), give the shards up."""
+        """Defer what was not sent, hand the shards over, wait for what was sent (for ``timeout`` seconds at most)."""
+        await self.shards.leave()
         async with asyncio.timeout(timeout) as limit:
             try:
-                while self.hand.pages:
+                while self.hand.pages or not self.shards.given_up:
                     self.hand.put_down()
                     await asyncio.sleep(self._settings.hand / SWEEPS_PER_HOLD)
             except asyncio.CancelledError:
@@ -148,3 +154,22 @@ class Engine:
     async def _renew(self) -> None:
         await self._clock.sleep(self._settings.receipt_renewal / 4)
         await self.sender.renew()
+
+
+class _InHand:
+    """What the leases of shards look at; the engine's parts are built one after the other."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def busy(self, shard: int) -> bool:
+        return self._engine.hand.busy(shard)
+
+    def put_down(self, shards: Collection[int]) -> None:
+        self._engine.hand.put_down(shards)
+
+    def changed(self, shard: int) -> None:
+        self._engine.dispatcher.look_again(shard)
+
+    def lanes(self) -> Iterable[Lane]:
+        return self._engine.dispatcher.lanes

@@ -10,7 +10,7 @@ import asyncio
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -270,11 +270,12 @@ class Hand:
                 if call.deadline <= now:
                     self._let_go(call, let_go)
 
-    def put_down(self) -> None:
-        """Defer everything whose request was not sent: the process ends."""
+    def put_down(self, shards: Container[int] | None = None) -> None:
+        """Defer everything whose request was not sent: of these shards, which go to another gateway, or all, since the process ends."""
         for page in list(self._pages):
             for call in page.calls:
-                self._let_go(call, self.dispatch.expire)
+                if shards is None or (call.flight is not None and call.flight.lane.shard in shards):
+                    self._let_go(call, self.dispatch.expire)
 
     def _let_go(self, call: Call, let_go: Callable[[Call, Flight], None]) -> None:
         """Let go of a call that is not answered. One with which that fails is asked for again, and keeps no other in hand."""

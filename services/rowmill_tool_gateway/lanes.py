@@ -40,6 +40,8 @@ class Lane:
         self.concurrency = concurrency
         self.pace = pace
         self.in_flight = 0
+        self.elsewhere = 0
+        """Requests that other gateways have open since they had the lane's shard."""
         self.claimed = 0.0
         """Requests' worth of calls that are being claimed or are claimed and not sent."""
         self.closed_until = float("-inf")
@@ -60,9 +62,14 @@ class Lane:
         return self._missed >= self._probes.after
 
     @property
+    def name(self) -> str:
+        """The same in every gateway."""
+        return f"{self.org}/{self.provider}"
+
+    @property
     def slots(self) -> int:
-        """Requests that may be opened besides those that are."""
-        return (1 if self.probing else self.allowed) - self.in_flight
+        """Requests that may be opened besides those that are, here and elsewhere."""
+        return (1 if self.probing else self.allowed) - self.in_flight - self.elsewhere
 
     @property
     def allowed(self) -> int:

@@ -46,7 +46,14 @@ class ToolGatewaySettings(ServiceSettings):
     """How often permits are drawn while calls wait for them; half their life, so that a late answer costs nothing of the rate."""
 
     shard_retry: Seconds = 1.0
-    """How soon a shard is asked for again while calls wait for it, or when the receipt-store did not answer within ``shard_renewal``."""
+    """How soon a shard is asked for again while calls wait for it, or when the receipt-store did not answer within ``shard_renewal``; and how soon
+    calls are to come again whose shard is another gateway's."""
+
+    shard_drain: Seconds = 2.0
+    """How long a shard that is handed over waits for its open requests to end; then its next holder is told their number."""
+
+    shard_again: Seconds = 6.0
+    """Calls of another gateway's shard that come to this one let it step back at the shard's queue, this long after the last time at the earliest."""
 
     receipt_renewal: Seconds = 20.0
     """How often the leases of calls in hand are renewed; a third of their life."""

@@ -1,26 +1,55 @@
-"""The leases of shards of lanes: the right to spend (DESIGN.md, "tool-gateway").
+"""The leases of shards of lanes: the right to spend (DESIGN.md, "tool-gateway"), and handing them over to the gateways whose share they are.
 
 A shard is wanted from its first call on. Whether it is held is judged on this process's monotonic clock, counted from before the receipt-store
-was asked, so that a slow answer never makes a lease look longer than it is. A second gateway stands by: it has no lease, so it sends nothing.
+was asked, so that a slow answer never makes a lease look longer than it is. A gateway without the lease sends nothing.
+
+A shard that is another's (`sharing`) is handed over: nothing more of it is claimed or sent; what was not sent is given back; requests that are open
+are waited for a little; then the lease is given up with the last words of its windows and the number of requests that are still open; and then this
+gateway steps back at the shard's queue. When the process is to end, all shards are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
 from rowmill.errors import RowmillError
 from rowmill.runtime.clock import Clock
-from rowmill_contracts.shards import LeaseShard, ShardsLeased
+from rowmill_contracts.digests import SHARDS
+from rowmill_contracts.shards import LeaseShard, OpenRequests, ShardsLeased
 from rowmill_contracts.topology import RECEIPTS_SETTLE
+from rowmill_tool_gateway.lanes import Lane
 from rowmill_tool_gateway.permits import Permits
 from rowmill_tool_gateway.receipts import Asks
+from rowmill_tool_gateway.settings import ToolGatewaySettings
+from rowmill_tool_gateway.sharing import Sharing
 
 log = structlog.get_logger()
+
+LOOKS_PER_DRAIN = 40
+"""How finely it is looked whether the requests of a shard that is handed over have ended."""
+
+
+class Work(Protocol):
+    """What the gateway has in hand."""
+
+    def busy(self, shard: int) -> bool:
+        """Whether calls of the shard are in hand."""
+
+    def put_down(self, shards: Collection[int]) -> None:
+        """Give back what is not sent of these shards, and let its calls come again."""
+
+    def changed(self, shard: int) -> None:
+        """The shard was gained, permits for it were, or requests ended that others had open."""
+
+    def lanes(self) -> Iterable[Lane]:
+        """Every lane that had a call."""
 
 
 @dataclass(slots=True)
@@ -29,12 +58,12 @@ class _Lease:
     until: float = float("-inf")
     doubted: bool = False
     elsewhere: bool = False
+    leaving: float | None = None
+    """Until when open requests are waited for before the shard is given up; None: it is not."""
 
 
 class ShardLeases:
-    """``changed``: told a shard when it was gained or permits for it were. ``busy``: whether calls of a shard are in hand. ``permit_renewal``: how
-    often permits are drawn while lanes need them.
-    """
+    """``holder``: this process. ``step_back``: waits at a shard's queue behind all others from then on."""
 
     def __init__(
         self,
@@ -42,28 +71,37 @@ class ShardLeases:
         *,
         holder: str,
         clock: Clock,
-        renewal: float,
-        retry: float,
+        settings: ToolGatewaySettings,
         permits: Permits,
-        permit_renewal: float,
-        changed: Callable[[int], None],
-        busy: Callable[[int], bool],
+        work: Work,
+        step_back: Callable[[int], Awaitable[None]],
     ) -> None:
         self._asks = asks
         self._holder = holder
         self._clock = clock
-        self._renewal = renewal
-        self._retry = retry
+        self._settings = settings
         self._permits = permits
-        self._permit_renewal = permit_renewal
-        self._changed = changed
-        self._busy = busy
+        self._work = work
+        self._step_back = step_back
+        self._sharing = Sharing(holder, patience=settings.shard_retry, again=settings.shard_again)
         self._leases: dict[int, _Lease] = {}
         self._wake = asyncio.Event()
         self._drawing = False
+        self._serving = True
+        self._said_to_leave = asyncio.Event()
+        self._elsewhere: dict[str, int] = {}
+        self._stepping: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count(1)
+
+    # ---- rights -----------------------------------------------------------------------------------------------------------------------
 
     def want(self, shard: int) -> None:
-        """A call of this shard came: its queue is ours, so its lease should be."""
+        """A call of this shard came: its queue is ours, so its lease should be, unless the shard is another's."""
+        now = self._clock.monotonic()
+        if self._sharing.called(shard, now):
+            self._wake.set()
+        if not self._serving or not self._sharing.wanted(shard, now):
+            return
         lease = self._leases.get(shard)
         if lease is None:
             self._leases[shard] = _Lease()
@@ -77,17 +115,25 @@ class ShardLeases:
 
     def term(self, shard: int) -> int | None:
         lease = self._leases.get(shard)
-        return lease.term if lease is not None and self._clock.monotonic() < lease.until else None
+        return lease.term if lease is not None and lease.leaving is None and self._clock.monotonic() < lease.until else None
+
+    def sends_away(self, shard: int) -> bool:
+        """Whether calls of the shard should not wait here: another gateway takes them as soon as they come again."""
+        return not self._serving or self._sharing.sends_away(shard, self._clock.monotonic())
 
     def may_take(self, shard: int) -> bool:
         """Whether calls of this shard that only one process takes may be ours: not while another gateway has the shard, as far as we were told."""
         lease = self._leases.get(shard)
-        return lease is None or not lease.elsewhere
+        return self._serving and self._sharing.ours(shard) and (lease is None or not lease.elsewhere)
+
+    def open_elsewhere(self, lane: Lane) -> int:
+        """Requests of the lane that gateways have open which do not have its shard (any more)."""
+        return self._elsewhere.get(lane.name, 0)
 
     def refused(self, shard: int) -> None:
         """The receipt-store says that the term is over."""
         lease = self._leases.get(shard)
-        if lease is not None:
+        if lease is not None and lease.leaving is None:
             lease.until = float("-inf")
             self._permits.lost(shard)
             self._wake.set()
@@ -97,45 +143,146 @@ class ShardLeases:
         self._wake.set()
 
     def doubt(self) -> None:
-        """The broker may have given the queues to another gateway: shards without calls in hand are let go, the others once they have none."""
-        for lease in self._leases.values():
-            lease.doubted = True
-        if self._leases:
-            self._wake.set()
+        """The broker may have given the queues to another gateway: shards without calls in hand are let go, the others once they have none. Those
+        that are known to be ours stay: who gets their calls steps back.
+        """
+        for shard, lease in self._leases.items():
+            lease.doubted = not self._sharing.assigned(shard)
+        self._wake.set()
+
+    async def leave(self) -> None:
+        """Hand every shard over, for good: the process is to end. Returns once the others can know, so that who gets our calls next does not take
+        them for ours.
+        """
+        self._serving = False
+        self._wake.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.shard_retry):
+                await self._said_to_leave.wait()
+
+    @property
+    def given_up(self) -> bool:
+        """No shard is ours, nor about to be."""
+        return not self._leases
+
+    # ---- turns ------------------------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Take and renew what is wanted, until cancelled."""
+        """Take and renew what is wanted, and hand over what is another's, until cancelled."""
         while True:
             self._wake.clear()
-            await self._let_go([shard for shard, lease in self._leases.items() if lease.doubted and not self._busy(shard)])
+            self._begin_to_leave()
+            await self._hand_over(self._ready_to_go())
             answered = await self._renew()
-            missing = any(not self.holds(shard) and self._busy(shard) for shard in self._leases)
-            pause = self._retry if missing or not answered else self._renewal
-            if self._drawing:
-                pause = min(pause, self._permit_renewal)
+            await self._rest(self._pause(answered=answered))
+
+    def _pause(self, *, answered: bool) -> float:
+        """Seconds from one turn to the next, if nothing happens."""
+        settings = self._settings
+        missing = any(not self.holds(shard) and self._work.busy(shard) for shard in self._leases)
+        waiting = any(lane.elsewhere and self.holds(lane.shard) for lane in self._work.lanes()) or bool(self._open())
+        pause = settings.shard_retry if missing or waiting or not answered else settings.shard_renewal
+        return min(pause, settings.permit_renewal) if self._drawing else pause
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait for so long, or until something happens, or a shard that leaves is ready to go."""
+        end = self._clock.monotonic() + seconds
+        leaving = any(lease.leaving is not None for lease in self._leases.values())
+        look = self._settings.shard_drain / LOOKS_PER_DRAIN if leaving else seconds
+        while not self._wake.is_set() and (left := end - self._clock.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(min(look, left)):
                     await self._wake.wait()
+            if self._ready_to_go():
+                return
 
     async def release(self) -> None:
-        """Give every shard up, so that the next gateway need not wait for the leases' end. Not insisted on: they end by themselves."""
-        await self._let_go(list(self._leases))
+        """Give every shard up, so that the next gateway need not wait for the leases' end, and say that we go. Not insisted on: it is found out."""
+        self._serving = False
+        if self._stepping:
+            await asyncio.wait(self._stepping, timeout=self._settings.shard_retry)
+        await self._give_up(list(self._leases), last=True)
+
+    def _begin_to_leave(self) -> None:
+        """Stop spending for shards that are another's; step back at the queues of those that we do not have anyway."""
+        now = self._clock.monotonic()
+        due = self._sharing.due(self._leases, now) if self._serving else list(self._leases)
+        for shard, lease in self._leases.items():
+            if shard in due:
+                lease.leaving = now + self._settings.shard_drain if lease.leaving is None else lease.leaving
+            elif lease.leaving is not None:
+                lease.leaving = None
+                self._work.changed(shard)
+        if any(self._work.busy(shard) for shard in due):
+            self._work.put_down(due)
+        if self._serving:
+            self._step_back_soon([shard for shard in due if shard not in self._leases])
+
+    def _ready_to_go(self) -> list[int]:
+        now = self._clock.monotonic()
+        return [
+            shard
+            for shard, lease in self._leases.items()
+            if (lease.doubted and not self._work.busy(shard)) or (lease.leaving is not None and (now >= lease.leaving or not self._work.busy(shard)))
+        ]
+
+    async def _hand_over(self, shards: list[int]) -> None:
+        if not shards:
+            return
+        stepping = [shard for shard in shards if self._leases[shard].leaving is not None]
+        await self._give_up(shards)
+        if self._serving:
+            self._step_back_soon(stepping)
+
+    async def _give_up(self, shards: list[int], *, last: bool = False) -> None:
+        """Give shards up, with all that whoever takes them must know. ``last``: and the process ends, so that nothing is open any more."""
+        now = self._clock.monotonic()
+        drawings = self._permits.last_words(shards, now)
+        terms = [self._leases[shard].term for shard in shards]
+        for shard in shards:
+            self._leases[shard].leaving = now
+            self._permits.lost(shard)
+        request = LeaseShard(
+            holder=self._holder,
+            shards=shards,
+            release=True,
+            draws=[drawing.draw for drawing in drawings],
+            terms=terms,
+            serving=self._serving,
+            open=[] if last else self._open(),
+            number=next(self._numbers),
+        )
+        try:
+            await self._asks.ask(request, RECEIPTS_SETTLE, ShardsLeased, timeout=self._settings.shard_retry)
+        except RowmillError as error:
+            log.info("shards_not_released", shards=shards, error=str(error))
+        for shard in shards:
+            self._leases.pop(shard, None)
+            if self._work.busy(shard):
+                self.want(shard)  # calls came meanwhile
 
     async def _renew(self) -> bool:
         """Whether the receipt-store answered. Waiting for it is cut off while a second request can still save the lease."""
         shards = sorted(self._leases)
-        if not shards:
-            return True
         asked = self._clock.monotonic()
-        drawings = self._permits.draws(shards, asked)
+        drawings = self._permits.draws([shard for shard in shards if self._leases[shard].leaving is None], asked)
         self._drawing = bool(drawings)
-        request = LeaseShard(holder=self._holder, shards=shards, draws=[drawing.draw for drawing in drawings])
+        request = LeaseShard(
+            holder=self._holder,
+            shards=shards,
+            draws=[drawing.draw for drawing in drawings],
+            serving=self._serving,
+            open=self._open(),
+            number=next(self._numbers),
+        )
         try:
-            reply = await self._asks.ask(request, RECEIPTS_SETTLE, ShardsLeased, timeout=self._renewal)
+            reply = await self._asks.ask(request, RECEIPTS_SETTLE, ShardsLeased, timeout=self._settings.shard_renewal)
         except RowmillError as error:
             log.warning("shards_not_leased", shards=shards, error=str(error))
             return False
-        changed = {drawing.window.shard for drawing in drawings}
+        if not request.serving:
+            self._said_to_leave.set()
+        changed = {drawing.window.shard for drawing in drawings} | self._told_open(reply)
         for answer in reply.shards:
             lease = self._leases.get(answer.shard)
             if lease is None:
@@ -153,19 +300,55 @@ class ShardLeases:
         terms = {answer.shard: answer.term for answer in reply.shards if answer.held and answer.shard in self._leases}
         self._permits.drawn(drawings, reply.drawn, terms, self._clock.monotonic())
         for shard in changed:
-            self._changed(shard)
+            self._work.changed(shard)
+        self._told_who_shares(reply)
         return True
 
-    async def _let_go(self, shards: list[int]) -> None:
+    def _told_who_shares(self, reply: ShardsLeased) -> None:
+        if not self._serving:
+            return
+        if self._sharing.told(reply.gateways):
+            log.info("shards_shared", gateways=len(reply.gateways), shards=self._sharing.shards)
+            for shard in range(SHARDS):
+                if shard not in self._leases and self._work.busy(shard):
+                    self.want(shard)  # its calls came when it was another's
+        if any(shard not in self._leases or self._leases[shard].leaving is None for shard in self._sharing.due((), self._clock.monotonic())):
+            self._wake.set()
+
+    # ---- what others have open, and we --------------------------------------------------------------------------------------------------
+
+    def _open(self) -> list[OpenRequests]:
+        """Our open requests in lanes of shards that we do not have."""
+        return [OpenRequests(lane.name, lane.in_flight) for lane in self._work.lanes() if lane.in_flight and not self.holds(lane.shard)]
+
+    def _told_open(self, reply: ShardsLeased) -> set[int]:
+        """Count what others have open; the shards of lanes in which that changed."""
+        self._elsewhere = {one.lane: one.requests for one in reply.open}
+        changed: set[int] = set()
+        for lane in self._work.lanes():
+            elsewhere = self.open_elsewhere(lane)
+            if lane.elsewhere != elsewhere:
+                lane.elsewhere = elsewhere
+                changed.add(lane.shard)
+        return changed
+
+    # ---- stepping back ------------------------------------------------------------------------------------------------------------------
+
+    def _step_back_soon(self, shards: Collection[int]) -> None:
+        """Beside the turns: the broker may take its time, and leases must be renewed."""
         if not shards:
             return
-        drawings = self._permits.last_words(shards, self._clock.monotonic())
-        terms = [self._leases.pop(shard).term for shard in shards]
         for shard in shards:
-            self._permits.lost(shard)
-        draws = [drawing.draw for drawing in drawings]
-        request = LeaseShard(holder=self._holder, shards=shards, release=True, draws=draws, terms=terms)
-        try:
-            await self._asks.ask(request, RECEIPTS_SETTLE, ShardsLeased, timeout=self._retry)
-        except RowmillError as error:
-            log.info("shards_not_released", shards=shards, error=str(error))
+            self._sharing.stepping(shard)
+        task = asyncio.create_task(self._step_back_from(shards), name="stepping back")
+        self._stepping.add(task)
+        task.add_done_callback(self._stepping.discard)
+
+    async def _step_back_from(self, shards: Collection[int]) -> None:
+        for shard in shards:
+            try:
+                await self._step_back(shard)
+            except Exception:  # a new session is behind all others anyway
+                log.exception("not_stepped_back", shard=shard)
+            finally:
+                self._sharing.stepped(shard, self._clock.monotonic())

@@ -129,7 +129,9 @@ def in_turn(*scripts: Script) -> Script:
 class Rig:
     """``ask``: hand in calls of one run and wait for their outcomes, in order."""
 
-    def __init__(self, settings: ToolGatewaySettings, store: MemoryReceipts | None = None, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, settings: ToolGatewaySettings, store: MemoryReceipts | None = None, environ: dict[str, str] | None = None, holder: str = ""
+    ) -> None:
         self.clock = SystemClock()
         self.settings = settings
         scale = settings.time_scale
@@ -140,7 +142,8 @@ class Rig:
         self.sessions = AiohttpPort(connect_timeout=5, body_stall=5, body_limit=2**20)
         self._threads = ThreadPoolExecutor(2)
         self._numbers = itertools.count(1)
-        self.holder = f"gateway-{id(self)}"
+        self.holder = holder or f"gateway-{id(self)}"
+        self.stepped_back: list[int] = []
         self.serving: list[ProviderServes] = []
         self.engine = Engine(
             self.bus,
@@ -151,8 +154,12 @@ class Rig:
             clock=self.clock,
             jitter=lambda: 0.0,
             serves=self._serves,
+            step_back=self._step_back,
         )
         self.engine.start()
+
+    async def _step_back(self, shard: int) -> None:
+        self.stepped_back.append(shard)
 
     def _serves(self, org: str, provider: str, message: Callable[[], ProviderServes | None]) -> None:
         told = message()

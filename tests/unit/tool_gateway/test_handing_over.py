@@ -1,0 +1,200 @@
+"""A shard goes from one gateway to another: nothing is lost, repeated, or open beyond what is declared, and nobody waits for a lease to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from tests.unit.tool_gateway.conftest import Rig, answering
+from tests.unit.tool_gateway.test_engine import find_tool
+
+from rowmill_contracts.digests import SHARDS, shard_of
+from rowmill_contracts.shards import LeaseShard, OpenRequests
+from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse
+from rowmill_tool_gateway.settings import ToolGatewaySettings
+from rowmill_tool_gateway.sharing import shares
+
+SHARD = shard_of("acme", "hunter")
+FIRST = "first"
+SECOND = next(name for name in (f"second-{number}" for number in range(100)) if SHARD in shares([FIRST, name])[name])
+"""The name of a gateway to which the shard goes when it comes."""
+THEIRS = sorted(shares([FIRST, SECOND])[SECOND])
+LANE = "acme/hunter"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+class Hold:
+    """A provider that answers when it is told to."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._answer = asyncio.Event()
+        self.open = 0
+        rig.port.script = self._held
+
+    async def _held(self, request: HttpRequest) -> HttpResponse:
+        self.open += 1
+        await self._answer.wait()
+        self.open -= 1
+        return await answering({"email": "a@example"})(request)
+
+    def answer(self) -> None:
+        self._answer.set()
+
+
+@contextlib.asynccontextmanager
+async def present(rig: Rig, holder: str) -> AsyncIterator[None]:
+    """A gateway of that name is there, and does nothing."""
+
+    async def say() -> None:
+        while True:
+            rig.store.answer(LeaseShard(holder=holder, shards=[]))
+            await asyncio.sleep(0.02)
+
+    saying = asyncio.create_task(say())
+    yield
+    saying.cancel()
+
+
+@pytest.fixture
+def patient(settings: ToolGatewaySettings) -> ToolGatewaySettings:
+    """Calls are held until something else lets them go, and claimed as soon as they come."""
+    return settings.model_copy(update={"hand": 10.0, "claim_ahead": 60.0})
+
+
+def holder(rig: Rig) -> str:
+    shard = rig.store.shards.get(SHARD)
+    return "" if shard is None else shard.holder
+
+
+async def test_a_shard_that_is_anothers_is_given_up_with_what_is_not_sent_and_what_is_open_is_told(patient: ToolGatewaySettings) -> None:
+    first = Rig(patient, holder=FIRST)
+    provider = Hold(first)
+    find = find_tool(concurrency=2)
+    items = [first.item(find, {"domain": f"{number}.example"}) for number in range(8)]
+    first.hand_in(items)
+    await until(lambda: provider.open == 2 and first.bus.claims > 2)
+    async with present(first, SECOND):
+        await until(lambda: holder(first) == "")
+        assert first.store.gateways[FIRST].open == [OpenRequests(LANE, 2)], "told before anyone could take the shard"
+        unsent = [item for item in items if item.call_id in first.bus.outcomes]
+        assert len(unsent) == 6
+        assert {first.bus.outcomes[item.call_id].outcome for item in unsent} == {"deferred"}
+        assert all(first.bus.outcomes[item.call_id].wait_ms <= 1000 * patient.shard_retry for item in unsent), "they go to the next one soon"
+        states = {item.call_id: receipt.state for item in items if (receipt := first.store.receipts.get(item.receipt_key)) is not None}
+        assert {states.get(item.call_id, "released") for item in unsent} == {"released"}, "and find nothing claimed there"
+        await until(lambda: set(first.stepped_back) == set(THEIRS))
+
+        provider.answer()
+        sent = [item for item in items if item not in unsent]
+        assert [(await first.bus.outcome(item.call_id)).outcome for item in sent] == ["completed"] * 2, "what was sent is finished"
+        await until(lambda: first.store.gateways[FIRST].open == [])
+        assert len(first.port.requests) == 2
+    await first.stop()
+
+
+async def test_requests_that_end_soon_are_waited_for_so_that_nothing_is_open(patient: ToolGatewaySettings) -> None:
+    first = Rig(patient.model_copy(update={"shard_drain": 60.0}), holder=FIRST)
+    provider = Hold(first)
+    item = first.item(find_tool(), {"domain": "a.example"})
+    first.hand_in([item])
+    await until(lambda: provider.open == 1)
+    async with present(first, SECOND):
+        await until(lambda: set(first.stepped_back) == set(THEIRS) - {SHARD})
+        assert holder(first) == FIRST
+        provider.answer()
+        await until(lambda: holder(first) == "")
+        assert (await first.bus.outcome(item.call_id)).outcome == "completed"
+        assert first.store.gateways[FIRST].open == []
+    await first.stop()
+
+
+async def test_who_takes_a_shard_counts_what_its_former_holder_has_open(patient: ToolGatewaySettings) -> None:
+    first = Rig(patient, holder=FIRST)
+    provider = Hold(first)
+    find = find_tool(concurrency=3)
+    first.hand_in([first.item(find, {"domain": f"{number}.example"}) for number in range(2)])
+    await until(lambda: provider.open == 2)
+    second = Rig(patient, first.store, holder=SECOND)
+    after = Hold(second)
+    await until(lambda: holder(first) == "")
+    second.hand_in([second.item(find, {"domain": f"{number}.example"}) for number in range(10, 20)])
+    await until(lambda: after.open > 0)
+    for _ in range(5):
+        await asyncio.sleep(second.settings.shard_renewal)
+        assert provider.open + after.open == 3
+    provider.answer()
+    await until(lambda: after.open == 3)
+    after.answer()
+    await until(lambda: len(second.bus.outcomes) == 10)
+    await first.stop()
+    await second.stop()
+
+
+async def test_who_leaves_hands_over_at_once_though_it_waits_for_what_it_has_open(patient: ToolGatewaySettings) -> None:
+    first = Rig(patient, holder=FIRST)
+    provider = Hold(first)
+    find = find_tool(concurrency=2)
+    items = [first.item(find, {"domain": f"{number}.example"}) for number in range(4)]
+    first.hand_in(items)
+    await until(lambda: provider.open == 2)
+    leaving = asyncio.create_task(first.engine.stop(60.0))
+    await until(lambda: holder(first) == "")
+    assert (first.store.gateways[FIRST].open, first.store.gateways[FIRST].serving) == ([OpenRequests(LANE, 2)], False)
+    assert len(first.bus.outcomes) == 2
+    second = Rig(patient, first.store, holder=SECOND)
+    after = Hold(second)
+    second.hand_in([second.item(find, {"domain": f"{number}.example"}) for number in range(10, 12)])
+    await until(lambda: holder(first) == SECOND)
+    assert after.open == 0
+    provider.answer()
+    await leaving
+    await until(lambda: after.open == 2)
+    after.answer()
+    await until(lambda: len(second.bus.outcomes) == 2)
+    assert first.store.gateways[FIRST].open == []
+    assert {outcome.outcome for outcome in first.bus.outcomes.values()} == {"deferred", "completed"}
+    await second.stop()
+
+
+async def test_calls_of_anothers_shard_are_sent_away_and_stepped_back_from_and_taken_where_they_come_again(settings: ToolGatewaySettings) -> None:
+    first = Rig(settings.model_copy(update={"hand": 60.0, "shard_again": 60.0}), holder=FIRST)
+    find = find_tool()
+    async with present(first, SECOND):
+        await until(lambda: set(first.stepped_back) == set(THEIRS))
+        await until(lambda: not any(first.engine.shards.sends_away(shard) for shard in range(SHARDS)))
+        first.engine.shards._sharing.stepped(SHARD, first.clock.monotonic() - 120.0)
+        [outcome] = await first.ask([first.item(find, {"domain": "a.example"})])
+        assert outcome.outcome == "deferred"
+        assert holder(first) == ""
+        await until(lambda: first.stepped_back.count(SHARD) == 2)
+        await until(lambda: not first.engine.shards.sends_away(SHARD))
+        [outcome] = await first.ask([first.item(find, {"domain": "a.example"})])
+        assert outcome.outcome == "completed", "whose share it is seems to take no calls"
+        assert holder(first) == FIRST
+        assert not first.engine.shards.may_take(SHARD), "what may have crashed a gateway waits for whose share it is"
+    await first.stop()
+
+
+async def test_over_a_reconnect_a_gateway_keeps_its_share(settings: ToolGatewaySettings) -> None:
+    """Whoever gets its calls first steps back; without a share it lets go of what it has no calls of."""
+    second = Rig(settings, holder=SECOND)
+    find = find_tool()
+    await second.ask([second.item(find, {"domain": "a.example"})])
+    second.engine.reconnected()
+    await until(lambda: holder(second) == "")
+    async with present(second, FIRST):
+        await until(lambda: second.stepped_back != [])
+        await second.ask([second.item(find, {"domain": "b.example"})])
+        term = second.engine.shards.term(SHARD)
+        asked = len(second.bus.asked)
+        second.engine.reconnected()
+        await until(lambda: sum(isinstance(request, LeaseShard) for request in second.bus.asked[asked:]) >= 3)
+        assert second.engine.shards.term(SHARD) == term is not None
+    await second.stop()
