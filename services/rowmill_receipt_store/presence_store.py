@@ -28,7 +28,7 @@ class PresenceStore:
     async def keep(self, request: KeepPresence) -> PresenceKept:
         """A process is there, or goes."""
         if request.leave:
-            await self._database.execute(QUERIES["leave_presence"], request.presence)
+            await self._database.execute(QUERIES["leave_presence"], self._offset, request.presence)
             return PresenceKept(held=False)
         row = await self._database.fetchrow(QUERIES["keep_presence"], self._offset, self._lease, request.presence)
         if row is None:

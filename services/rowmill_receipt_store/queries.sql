@@ -444,8 +444,9 @@ ON CONFLICT (presence) DO UPDATE SET expires_at = excluded.expires_at, contested
 RETURNING xmax = 0 AS new;
 
 -- name: leave_presence
--- The process goes: its leases are over.
-UPDATE presences SET ended = true WHERE presence = ANY (ARRAY[$1::text]);
+-- The process goes: its leases are over, and so is what it said before that comes only now.
+INSERT INTO presences (presence, expires_at, ended) VALUES ($2::text, now() + $1::interval, true)
+ON CONFLICT (presence) DO UPDATE SET ended = true;
 
 -- name: end_presences
 -- Others ask for leases of processes that did not say in time that they are there. After an outage who was away comes back in any order: such a

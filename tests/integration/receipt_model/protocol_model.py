@@ -14,14 +14,14 @@ import asyncpg
 from rowmill_contracts.budgets import Limits, limits_of
 from rowmill_contracts.receipts import HaltRun
 
-QUEUED, RUNNING, SHARD = 10.0, 60.0, 6.0
+QUEUED, RUNNING, SHARD, PRESENCE = 10.0, 60.0, 6.0, 6.0
 NOTHING = (Decimal(0), 0, 0)
 
 
 @dataclass(eq=False)
 class Told:
     """A lease that its holder was told it has, and believes in until ``until`` at least. ``dispatch`` 0: not confirmed. ``outcome``: the request by
-    which its holder has given its outcome.
+    which its holder has given its outcome. ``presence``: of its holder; ``run_term``: of the body that has it.
     """
 
     key: bytes
@@ -34,6 +34,8 @@ class Told:
     until: float = 0.0
     dispatch: int = 0
     outcome: Any = None
+    presence: str = ""
+    run_term: int | None = None
 
 
 @dataclass
@@ -78,11 +80,16 @@ class RunLedger:
 
 @dataclass
 class Ledger:
-    """All keys of one history. ``ended``: by shard, the term up to which leases ended with it."""
+    """All keys of one history. ``ended``: by shard, the term up to which leases ended with it. ``there``: until when a holder believes that its
+    presence holds; ``gone``: presences that have ended. ``bodies``: the newest term of each run's body.
+    """
 
     keys: dict[bytes, KeyLedger]
     runs: dict[str, RunLedger] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
+    there: dict[str, float] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    bodies: dict[str, int] = field(default_factory=dict)
     before: dict[bytes, asyncpg.Record] = field(default_factory=dict)
     charged: dict[str, tuple[Decimal, int, int]] = field(default_factory=dict)
 
@@ -93,6 +100,8 @@ class Ledger:
         if lease.outcome is not None or lease.until <= now:
             return False
         if lease.shard is not None and lease.term is not None and lease.term <= self.ended.get(lease.shard, 0):
+            return False
+        if lease.presence in self.gone or (lease.run_term is not None and lease.run_term < self.bodies[lease.run]):
             return False
         return lease.dispatch > 0 or (self.runs[lease.run].state == "running" and not self.runs[lease.run].late(now))
 
@@ -107,6 +116,12 @@ class Ledger:
         """At an answer that gives ``lease``: no other lease of its key lives."""
         others = [other for other in self.keys[lease.key].told.values() if other is not lease and self.live(other, now)]
         assert not others, f"{lease} given while {others} live at {now}"
+
+    async def look_for_presences(self, connection: asyncpg.Connection[Any], now: float) -> None:
+        """See which presences have ended. None does while its process believes that it holds."""
+        for row in await connection.fetch(_ENDED, list(self.there)):
+            assert self.there[row["presence"]] <= now, f"{row['presence']} ended at {now} although it holds"
+            self.gone.add(row["presence"])
 
     # ---- tables -----------------------------------------------------------------------------------------------------------------------
 
@@ -169,6 +184,7 @@ class Ledger:
             assert charge["reserved"] == receipt["reserved"]
 
 
+_ENDED = "SELECT presence FROM presences WHERE ended AND presence = ANY ($1::text[])"
 _RECEIPTS = """
 SELECT key, revision, state, dispatch, run_id, lease_id, reserved, output, output_dispatch FROM receipts WHERE key = ANY ($1::bytea[])
 """

@@ -26,16 +26,18 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from rowmill.runtime.db import Database
 from rowmill_contracts.budgets import Limits
+from rowmill_contracts.presences import KeepPresence
 from rowmill_contracts.receipts import Claim, ClaimReceipts, HaltRun, ReplayReceipt, SettleReceipt
 from rowmill_contracts.shards import LeaseShard
 from rowmill_contracts.tools import ToolFailure
 from rowmill_receipt_store.leases import Found, Wanted
 from rowmill_receipt_store.operating import Operating
 from rowmill_receipt_store.operator_store import OperatorStore
+from rowmill_receipt_store.presence_store import PresenceStore
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Completed, Failed, Lease, Sought, Store
 
-from .protocol_model import QUEUED, RUNNING, SHARD, KeyLedger, Ledger, RunLedger, Told
+from .protocol_model import PRESENCE, QUEUED, RUNNING, SHARD, KeyLedger, Ledger, RunLedger, Told
 
 pytestmark = pytest.mark.servers
 
@@ -81,17 +83,25 @@ class World:
 
     loop: asyncio.AbstractEventLoop
     store: OvertakenStore
+    presences: PresenceStore
     receipts: Receipts
     operating: Operating
     look: asyncpg.Connection[Any]
     steps: int = 0
     answers: Counter[str] = field(default_factory=Counter)
 
+    def pass_time(self, seconds: float) -> None:
+        self.store.clock_offset += seconds
+        self.presences.clock_offset += seconds
+
 
 @dataclass
 class Run:
+    """``term``: of its body."""
+
     run_id: str
     started_at: float
+    term: int = 1
 
 
 Request = Callable[[bool], Awaitable[None]]
@@ -99,7 +109,7 @@ Request = Callable[[bool], Awaitable[None]]
 
 seldom = st.integers(0, 7).map(lambda number: number == 7)
 pick = st.sampled_from(range(840))  # evenly, whatever it is divided by
-overtaking = st.sampled_from([None] * 5 + ["dies", "repeat", "rival", "halt", "finish", "hand over"])
+overtaking = st.sampled_from([None] * 5 + ["dies", "repeat", "rival", "halt", "finish", "hand over", "is there"])
 outcomes = st.sampled_from(["confirm"] * 3 + ["complete"] * 3 + ["renew", "release", "fail", "fail again", "unknown", "too large", "refund"])
 
 
@@ -113,6 +123,7 @@ class History(RuleBasedStateMachine):
         self.ledger = Ledger({key: KeyLedger(effect) for key, effect in zip(self.keys, EFFECTS, strict=True)})
         self.runs: list[Run] = []
         self.terms: dict[tuple[str, int], int] = {}
+        self.presences: dict[str, str] = {}
         self.leases: list[Told] = []
         self.past: list[Request] = []
         self.numbers = itertools.count()
@@ -123,17 +134,23 @@ class History(RuleBasedStateMachine):
 
     # ---- time, death, runs, shards ------------------------------------------------------------------------------------------------------
 
-    @rule(what=st.sampled_from(["time"] * 4 + ["death", "run", "halt"] + ["shard", "operator"] * 2), number=pick, seldom=seldom)
+    @rule(what=st.sampled_from(["time"] * 4 + ["death", "run", "halt", "body"] + ["shard", "operator", "presence"] * 2), number=pick, seldom=seldom)
     def something_happens(self, what: str, number: int, seldom: bool) -> None:
         match what:
             case "time":
-                self.world.store.clock_offset += (0.7, 4.1, 11.3, 61.9, 61.9)[number % 5]
+                self.world.pass_time((0.7, 4.1, 11.3, 61.9, 61.9)[number % 5])
                 self.world.steps += 1
             case "death":
                 self._a_holder_dies("abc"[number % 3])
             case "run":
                 self.runs[number % 3] = self._new_run()
                 self._limited(self.runs[number % 3], number // 3)
+            case "body":
+                run = self.runs[number % 3]
+                run.term += 1
+                self.ledger.bodies[run.run_id] = run.term
+            case "presence":
+                self._do(self._keeping("abc"[number % 3], leave=seldom))
             case "operator":
                 self._do(self._deciding(self.keys[number % len(self.keys)], ("replay", "completed", "failed")[number // 3 % 3]))
             case "halt":
@@ -172,6 +189,7 @@ class History(RuleBasedStateMachine):
         for key in self.ledger.keys.values():
             key.told = {lease_id: lease for lease_id, lease in key.told.items() if lease.holder != holder}
         self.terms = {(who, shard): term for (who, shard), term in self.terms.items() if who != holder}
+        self.presences.pop(holder, None)
         self.world.steps += 1
 
     # ---- receipts -----------------------------------------------------------------------------------------------------------------------
@@ -208,7 +226,8 @@ class History(RuleBasedStateMachine):
             shard = None
         running = [run for run in self.runs if self.ledger.runs[run.run_id].state == "running"]
         run = running[which % len(running)] if running and number % 8 else self.runs[which]
-        request = self._claiming(asked, run, holder, shard, confirm=confirm, force=force, only_cached=only_cached, cost=cost)
+        step = shard is None and number % 2 == 0
+        request = self._claiming(asked, run, holder, shard, confirm=confirm, force=force, only_cached=only_cached, cost=cost, step=step)
         self._do(request, lost=lost, meanwhile=self._overtaking(meanwhile, number))
 
     @precondition(lambda self: self.leases)
@@ -281,6 +300,8 @@ class History(RuleBasedStateMachine):
                 request = self._going_on(lease, ("complete", "confirm", "release", "fail")[number // 7 % 4])
             case "hand over":
                 request = self._leasing("abc"[number % 3], number % 2, release=number % 5 == 0)
+            case "is there":
+                request = self._keeping("abc"[number % 3], leave=False)
             case _:
                 return None
 
@@ -298,6 +319,7 @@ class History(RuleBasedStateMachine):
         if len(self.runs) < 3:
             self.runs.append(run)
         self.ledger.runs[run.run_id] = RunLedger()
+        self.ledger.bodies[run.run_id] = run.term
         self.decided[run.run_id] = Limits()
         return run
 
@@ -369,6 +391,29 @@ class History(RuleBasedStateMachine):
 
         return ask
 
+    def _keeping(self, holder: str, *, leave: bool) -> Request:
+        """A holder says that it is there, under a new name where it has none, or that it goes."""
+        name, deaths = self.presences.get(holder) or f"{holder}-{self.name}-{next(self.numbers)}", self.deaths[holder]
+
+        async def ask(heard: bool) -> None:
+            before = self._now()
+            if leave:
+                self.ledger.there[name] = 0.0
+            answer = await self.world.presences.keep(KeepPresence(presence=name, leave=leave))
+            self.world.answers["presence held" if answer.held else "presence over"] += 1
+            self.ledger.there.setdefault(name, 0.0)
+            await self.ledger.look_for_presences(self.world.look, self._now())
+            assert answer.held == (name not in self.ledger.gone)
+            if not heard or self.deaths[holder] != deaths:
+                return
+            if answer.held:
+                self.presences[holder] = name
+                self.ledger.there[name] = max(self.ledger.there[name], before + PRESENCE)
+            elif self.presences.get(holder) == name:
+                del self.presences[holder]
+
+        return ask
+
     def _claiming(
         self,
         keys: list[bytes],
@@ -380,11 +425,14 @@ class History(RuleBasedStateMachine):
         cost: Decimal,
         force: bool = False,
         only_cached: bool = False,
+        step: bool = False,
     ) -> Request:
         term = None if shard is None else self.terms.get((holder, shard))
         number = None if shard is None else self._shard(shard)
         lease_id, deaths = f"{holder}-{next(self.numbers)}", self.deaths[holder]
-        request = ClaimReceipts(holder=holder, claims=[], shard=number, term=term, confirm=confirm, only_cached=only_cached)
+        presence = self.presences.get(holder, "") if step else ""
+        run_term = run.term if step else None
+        request = ClaimReceipts(holder=holder, claims=[], shard=number, term=term, confirm=confirm, only_cached=only_cached, presence=presence)
 
         def wanted(key: bytes) -> Wanted:
             effect: Any = self.ledger.keys[key].effect
@@ -398,6 +446,7 @@ class History(RuleBasedStateMachine):
                 force=force,
                 reusable=effect == "read",
                 cost=cost,
+                run_term=run_term,
             )
             return Wanted(key, claim, request)
 
@@ -406,6 +455,7 @@ class History(RuleBasedStateMachine):
             served = {key for key in keys if self._served(key, run, force=force)}
             failed = {key for key in keys if run.run_id in self.ledger.keys[key].failed_in}
             answers = await self.world.receipts.claim([wanted(key) for key in keys])
+            await self.ledger.look_for_presences(self.world.look, self._now())
             for key, answer in zip(keys, answers, strict=True):
                 self.world.answers[f"claim {answer.state}"] += 1
                 self.world.answers["taken over"] += answer.took_over
@@ -416,7 +466,9 @@ class History(RuleBasedStateMachine):
                 assert key not in served, "a call was granted though a completed output serves it"
                 assert key not in failed, "a call was granted though it failed for good in this run"
                 assert not self.ledger.runs[run.run_id].late(before), "a call was granted though the run's wall time was over"
-                told = self.ledger.keys[key].told.get(lease_id) or Told(key, lease_id, run.run_id, holder, number, term, cost)
+                told = self.ledger.keys[key].told.get(lease_id) or Told(
+                    key, lease_id, run.run_id, holder, number, term, cost, presence=presence, run_term=run_term
+                )
                 if heard and self.deaths[holder] == deaths and told.outcome is None:
                     self._told(told, before, answer.dispatch)
 
@@ -445,7 +497,10 @@ class History(RuleBasedStateMachine):
             what = "confirm"
         ledger, receipts = self.ledger.keys[lease.key], self.world.receipts
         dispatch, deaths = lease.dispatch, self.deaths[lease.holder]
-        held = Lease(key=lease.key, lease_id=lease.lease_id, run_id=lease.run, dispatch=dispatch, shard=lease.shard, term=lease.term)
+        presence = self.presences.get(lease.holder, "") if lease.presence else ""
+        held = Lease(
+            key=lease.key, lease_id=lease.lease_id, run_id=lease.run, dispatch=dispatch, shard=lease.shard, term=lease.term, presence=presence
+        )
 
         async def confirm(heard: bool) -> None:
             before = self._now()
@@ -459,7 +514,9 @@ class History(RuleBasedStateMachine):
         async def renew(heard: bool) -> None:
             before = self._now()
             if (await receipts.renew([held]))[0] and heard:
+                await self.ledger.look_for_presences(self.world.look, self._now())
                 self.ledger.nobody_else(lease, self._now())
+                lease.presence = presence or lease.presence
                 lease.until = max(lease.until, before + (RUNNING if lease.dispatch else QUEUED))
 
         async def release(_heard: bool) -> None:
@@ -534,8 +591,9 @@ def world(database_url: str) -> Iterator[World]:
     loop.run_until_complete(database.migrate("rowmill_receipt_store"))
     look = loop.run_until_complete(asyncpg.connect(database_url, server_settings={"search_path": SCHEMA}))
     store = OvertakenStore(database, queued_lease=QUEUED, running_lease=RUNNING, shard_lease=SHARD, answer_bytes=OUTPUT_LIMIT)
-    receipts = Receipts(store, held_poll=0.25, output_limit=OUTPUT_LIMIT)
-    yield World(loop, store, receipts, Operating(OperatorStore(database), receipts), look)
+    presences = PresenceStore(database, lease=PRESENCE, grace=0.0)
+    receipts = Receipts(store, held_poll=0.25, output_limit=OUTPUT_LIMIT, presences=presences)
+    yield World(loop, store, presences, receipts, Operating(OperatorStore(database), receipts), look)
     loop.run_until_complete(look.close())
     loop.run_until_complete(database.close())
     loop.close()
