@@ -169,7 +169,8 @@ class Completed(Message, frozen=True, kw_only=True):
 
 class FailedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``outcome_unknown``: sent, no answer, and the effect may not be repeated. ``charged``: the dispatch may have cost something.
-    ``final`` false: the lease goes back (a retry will claim again) but the charge of this dispatch stays.
+    ``final`` false: the lease goes back (a retry will claim again) but the charge of this dispatch stays. ``given_up``: nothing was claimed
+    for the call, which failed for its run all the same (``lease_id`` empty, ``dispatch`` 0); no lease and no charge is touched.
     """
 
     key: str
@@ -180,6 +181,7 @@ class FailedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outcome_unknown: bool = False
     charged: bool = True
     final: bool = True
+    given_up: Claim | None = None
 
 
 @message()

@@ -284,6 +284,23 @@ WITH accounts AS MATERIALIZED (
 )
 SELECT key FROM failed;
 
+-- name: give_up
+-- Calls that failed with nothing claimed for them: kept for their runs, where no failure is yet. Leases stand, and an output serves all the same. There
+-- must be a receipt, since claims of a key without one are granted unread; a new revision lets claims under way be decided anew.
+WITH asked AS MATERIALIZED (
+    SELECT * FROM unnest($2::bytea[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::text[], $8::text[])
+        AS a (key, run_id, failure, caller, org, tool, effect)
+), known AS (
+    INSERT INTO receipts AS r (
+        key, revision, state, dispatch, lease_id, holder, run_id, caller, org, tool, effect, reserved, took_over, expires_at, last_failure
+    )
+    SELECT key, 1, 'failed', 0, '', '', run_id, caller, org, tool, effect, 0, false, now() + $1::interval, failure FROM asked ORDER BY key
+    ON CONFLICT (key) DO UPDATE SET revision = r.revision + 1
+)
+INSERT INTO failures (key, run_id, dispatch, failure, failed_at)
+SELECT key, run_id, 0, failure, now() + $1::interval FROM asked ORDER BY key
+ON CONFLICT (key, run_id) DO NOTHING;
+
 -- name: release
 -- Claims that were never sent. Dispatch 0: nothing ever went under this lease, whether or not it was confirmed meanwhile (a confirmation whose
 -- answer was lost); else that dispatch did not. Also where the outcome was taken for unknown meanwhile. What they reserved is refunded, even

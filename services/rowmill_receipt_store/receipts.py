@@ -229,8 +229,11 @@ class Receipts:
         return await _in_rounds(failures, self._fail)
 
     async def _fail(self, failures: Sequence[Failed]) -> list[StoreAnswer]:
-        stored = await self._store.fail(failures)
-        rest = [item for item in failures if item.key not in stored]
+        claimed = [item for item in failures if item.given_up is None]
+        if len(claimed) < len(failures):
+            await self._store.give_up([item for item in failures if item.given_up is not None])
+        stored = await self._store.fail(claimed) if claimed else set()
+        rest = [item for item in claimed if item.key not in stored]
         moved: list[Failed] = []
         if rest:
             found = await self._load(rest)

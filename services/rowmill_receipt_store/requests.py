@@ -114,6 +114,8 @@ def _completed(completion: Completion) -> Completed:
 
 
 def _failed(call: FailedCall) -> Failed:
+    if call.given_up is not None and (call.lease_id or call.dispatch or call.outcome_unknown or not call.final):
+        raise MalformedMessage(f"receipt {call.key[:12]}: what was given up has no lease, and no other outcome")
     return Failed(
         key=key_bytes(call.key),
         lease_id=call.lease_id,
@@ -122,4 +124,5 @@ def _failed(call: FailedCall) -> Failed:
         becomes="outcome_unknown" if call.outcome_unknown else "failed" if call.final else "released",
         failure=call.failure,
         refund=not call.charged,
+        given_up=call.given_up,
     )

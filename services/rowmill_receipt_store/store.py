@@ -16,6 +16,7 @@ import msgspec
 
 from rowmill.runtime.db import Connection, Database, Queries
 from rowmill_contracts.budgets import Limits
+from rowmill_contracts.receipts import Claim
 from rowmill_contracts.shards import ShardLease
 from rowmill_contracts.tools import ToolFailure
 from rowmill_receipt_store.charges import running_totals
@@ -73,7 +74,7 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
-    """A failure to be stored under its lease and dispatch. ``refund``: it cost nothing."""
+    """A failure to be stored under its lease and dispatch. ``refund``: it cost nothing. ``given_up``: what was not claimed, instead of a lease."""
 
     key: bytes
     lease_id: str
@@ -82,6 +83,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
     becomes: Literal["failed", "released", "outcome_unknown"]
     failure: ToolFailure
     refund: bool
+    given_up: Claim | None = None
 
 
 class DispatchCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,6 +279,22 @@ class Store:
             [item.refund for item in failures],
         )
         return _keys(rows)
+
+    async def give_up(self, failures: Sequence[Failed]) -> None:
+        """Keep failures of calls that nothing was claimed for."""
+        failures = _by_key(failures)
+        claims = [item.given_up for item in failures if item.given_up is not None]
+        await self._database.execute(
+            QUERIES["give_up"],
+            self._offset,
+            [item.key for item in failures],
+            [item.run_id for item in failures],
+            [msgspec.json.encode(item.failure) for item in failures],
+            [claim.caller for claim in claims],
+            [claim.org for claim in claims],
+            [claim.tool for claim in claims],
+            [claim.effect for claim in claims],
+        )
 
     async def release(self, leases: Sequence[Lease]) -> set[bytes]:
         """Answers the keys whose unsent claim was given back now. What the others of them have reserved is refunded, too."""

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from rowmill.errors import RowmillError
 from rowmill.runtime.clock import Clock
-from rowmill_contracts.receipts import Claim, ClaimAnswer, LeaseRef
+from rowmill_contracts.receipts import Claim, ClaimAnswer, FailedCall, LeaseRef
 from rowmill_contracts.tools import ToolFailure
-from rowmill_tool_gateway.flights import Flight, Stage
+from rowmill_tool_gateway.flights import Call, Flight, Stage
 from rowmill_tool_gateway.hand import Hand
 from rowmill_tool_gateway.receipts import Receipts
 from rowmill_tool_gateway.shards import ShardLeases
@@ -95,6 +95,22 @@ class Claims:
             cost=flight.cost,
             org=page.org,
         )
+
+    @staticmethod
+    def given_up(call: Call, flight: Flight, failure: ToolFailure) -> FailedCall:
+        """What is to be kept of a call that failed with nothing claimed for it."""
+        page, tool = call.page, flight.tool
+        claim = Claim(
+            key=flight.key,
+            lease_id="",
+            run_id=page.run_id,
+            tool=tool.id,
+            effect=tool.effect,
+            started_at=page.started_at,
+            caller=call.item.row,
+            org=page.org,
+        )
+        return FailedCall(key=flight.key, lease_id="", dispatch=0, run_id=page.run_id, failure=failure, charged=False, given_up=claim)
 
     def claim(self, flight: Flight, now: float) -> None:
         """Claim the flight's receipt. ``now``: by the monotonic clock."""

@@ -240,6 +240,10 @@ class Dispatcher:
             case _:
                 pass  # on its way; whoever ends that step sees that the call is late
 
+    def give_up(self, call: Call, flight: Flight, failure: ToolFailure, stored: Callable[[], None]) -> None:
+        """Keep it that a call with nothing claimed for it has failed for its run. ``stored``: told once it is."""
+        self._receipts.fail(self.claims.given_up(call, flight, failure), flight, lambda _flight, _answer: stored())
+
     def give_back(self, run_id: str) -> None:
         """The run is said to have stopped: give back what is claimed for it and not sent. Claiming anew tells whether it has."""
         for flight in list(self._hand.flights.values()):

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from decimal import Decimal
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -36,6 +37,8 @@ FORCES_TOOLS = frozenset({"tools", "all"})
 
 class Dispatch(Protocol):
     """What the hand asks of the dispatcher."""
+
+    def give_up(self, call: Call, flight: Flight, failure: ToolFailure, stored: Callable[[], None]) -> None: ...
 
     def place(self, org: str, tool: PreparedTool) -> tuple[Lane, Group[Flight]]: ...
 
@@ -211,8 +214,8 @@ class Hand:
         """
         now = self._clock.now()
         unserved = flight.lane.unavailable_for(self._clock.monotonic())
-        gone = list(calls)
-        for call in gone:
+        given_up: list[tuple[Call, ToolFailure]] = []
+        for call in list(calls):
             waited = now - (call.item.asked or now)
             left = flight.tool.tool.max_wait - waited
             if unserved is not None and call.item.max_wait is not None:
@@ -220,7 +223,8 @@ class Hand:
             if failure is None:
                 self._answer(call, "deferred", flight, wait_ms=math.ceil(wait * 1000), reason=reason)
             elif wait > left:
-                self._fail(call, flight.key, msgspec.structs.replace(failure, code="provider_unavailable", category="unavailable", retryable=False))
+                why = msgspec.structs.replace(failure, code="provider_unavailable", category="unavailable", retryable=False)
+                given_up.append((call, why))
             else:
                 wait_for = wait
                 if unserved is not None and unserved > self._hold:
@@ -229,9 +233,24 @@ class Hand:
                     wait_for = min(wait + self._longest_wait, left) if scouts is None else scouts
                 away, provider = unserved is not None, flight.tool.provider
                 self._answer(call, "deferred", flight, wait_ms=math.ceil(wait_for * 1000), reason=reason, provider=provider, away=away)
-        flight.calls = [call for call in flight.calls if not call.answered]
+        self._give_up(flight, given_up)
+        flight.calls = [call for call in flight.calls if call.flight is flight and not call.answered]
         if not flight.calls and flight.stage not in {Stage.SENT, Stage.STORING}:
             self.forget(flight)
+
+    def _give_up(self, flight: Flight, given_up: list[tuple[Call, ToolFailure]]) -> None:
+        """Fail calls for their runs, which is stored before they are answered: a redelivery must not call again (SPEC 3.6). Not stored where another
+        of the run's calls goes on waiting for the same: that one may well be made.
+        """
+        for call, _ in given_up:
+            call.flight = None
+        patient = {call.page.run_id for call in flight.calls if call.flight is flight}
+        for call, failure in given_up:
+            answer = partial(self._fail, call, flight.key, failure)
+            if call.page.run_id in patient:
+                answer()
+            else:
+                self.dispatch.give_up(call, flight, failure, answer)
 
     def forget(self, flight: Flight) -> None:
         """The flight is over; an equal call that comes now starts another."""

@@ -71,7 +71,7 @@ class Asker:
         return await self._bus.ask(message, RECEIPTS_CLAIMS if isinstance(message, ClaimReceipts) else RECEIPTS_SETTLE, answer)
 
     async def claim(self, key: str, lease: str = "lease-1", **facts: Any) -> ClaimAnswer:
-        request = {name: facts.pop(name) for name in ("shard", "term", "confirm", "only_cached", "presence") if name in facts}
+        request = {name: facts.pop(name) for name in ("shard", "term", "confirm", "only_cached", "presence", "counts_deaths") if name in facts}
         given: dict[str, Any] = {"run_id": self.run, "tool": "hunter.find", "effect": "read", "started_at": self.now, "caller": "leads/1"} | facts
         claims = [Claim(key=key, lease_id=lease, **given)]
         return (await self.ask(ClaimReceipts(holder="gateway", claims=claims, **request), ReceiptsClaimed)).answers[0]
@@ -177,6 +177,45 @@ async def test_a_failure_is_kept_for_its_run_alone(store: Asker, key: str) -> No
     failed = await store.claim(key, "lease-2", confirm=True)
     assert (failed.state, failed.failure) == ("failed", FAILURE)
     assert (await store.claim(key, "lease-3", run_id=f"{store.run}-other")).state == "granted"
+
+
+async def test_a_call_that_was_given_up_unclaimed_has_failed_for_its_run_alone(store: Asker, key: str) -> None:
+    claim = Claim(key=key, lease_id="", run_id=store.run, tool="hunter.find", effect="read", started_at=store.now)
+    assert (await store.fail(key, 0, "", given_up=claim)).state == "stored"
+    assert (await store.fail(key, 0, "", given_up=claim)).state == "stored"
+    failed = await store.claim(key, "lease-2", confirm=True)
+    assert (failed.state, failed.failure) == ("failed", FAILURE)
+    granted = await store.claim(key, "lease-3", run_id=f"{store.run}-other", confirm=True)
+    assert (granted.state, granted.dispatch, granted.took_over) == ("granted", 1, False)
+
+
+async def test_giving_a_call_up_touches_no_lease_and_no_output_of_another(store: Asker, key: str) -> None:
+    assert (await store.claim(key, confirm=True)).dispatch == 1
+    claim = Claim(key=key, lease_id="", run_id=store.run, tool="hunter.find", effect="read", started_at=store.now)
+    assert (await store.fail(key, 0, "", given_up=claim)).state == "stored"
+    assert (await store.complete(key, 1)).state == "stored"
+    assert (await store.claim(key, "lease-2")).state == "completed"
+
+
+async def test_deaths_of_holders_count_against_a_call_and_condemn_it_only_where_it_was_alone(store: Asker, key: str) -> None:
+    states, alone = [], False
+    for number in range(20):
+        holder = {"lease": f"lease-{number}", "presence": f"{store.run}-{number}"}
+        await store.ask(KeepPresence(presence=holder["presence"]), PresenceKept)
+        answer = await store.claim(key, confirm=True, counts_deaths=True, **holder)
+        states.append("suspect" if answer.alone else answer.state)
+        if answer.state == "failed":
+            break
+        assert bool(answer.dispatch) is not answer.alone
+        if answer.alone:
+            alone = number > 8
+            assert (await store.confirm(key, holder["lease"], alone=alone)).state == "confirmed"
+        await store.ask(KeepPresence(presence=holder["presence"], leave=True), PresenceKept)
+    assert states == ["granted"] * 2 + ["suspect"] * 10 + ["failed"]
+    assert answer.condemned
+    assert answer.failure is not None
+    assert answer.failure.code == "poison"
+    assert (await store.claim(key, "later", confirm=True, run_id=f"{store.run}-other", counts_deaths=True)).alone
 
 
 async def test_an_unknown_outcome_blocks_every_run_until_its_own_dispatch_completes(store: Asker, key: str) -> None:
