@@ -13,8 +13,10 @@ import asyncpg
 
 from rowmill_contracts.budgets import Limits, limits_of
 from rowmill_contracts.receipts import HaltRun
+from rowmill_receipt_store.deaths import DeathRule
 
 QUEUED, RUNNING, SHARD, PRESENCE = 10.0, 60.0, 6.0, 6.0
+RULE = DeathRule(suspected_after=1, deaths_alone=1)
 NOTHING = (Decimal(0), 0, 0)
 
 
@@ -41,7 +43,8 @@ class Told:
 @dataclass
 class KeyLedger:
     """One key's past. ``settled``: dispatches of which an outcome was reported, or an operator decided. ``unsent``: those that nobody sent.
-    ``paid``: those whose cost was reported. ``under``: the dispatches of each lease, whether or not its holder has heard of them.
+    ``paid``: those whose cost was reported. ``under``: the dispatches of each lease, whether or not its holder has heard of them. ``alone``: those
+    that were confirmed as going alone.
     """
 
     effect: str
@@ -50,6 +53,7 @@ class KeyLedger:
     unsent: set[int] = field(default_factory=set)
     paid: set[int] = field(default_factory=set)
     under: dict[str, set[int]] = field(default_factory=dict)
+    alone: set[int] = field(default_factory=set)
     failed_in: set[str] = field(default_factory=set)
     outputs: dict[int, bytes] = field(default_factory=dict)
     newest: tuple[int, float] | None = None
@@ -154,7 +158,21 @@ class Ledger:
                 assert limit is None or spent[number] <= max(before[number], limit), f"{run} is charged {spent} of {limits}"
         self.before, self.charged = receipts, sums
 
+    async def swept(self, connection: asyncpg.Connection[Any], now: float, patience: float) -> None:
+        """After a sweep: nothing is reserved for a claim that has been over for longer, and no lease that lives was given up."""
+        left = await connection.fetch(_STANDING, list(self.keys), now - patience)
+        assert not left, f"{left} are reserved by nobody"
+        receipts = {row["key"]: row for row in await connection.fetch(_RECEIPTS, list(self.keys))}
+        for key, ledger in self.keys.items():
+            for lease in ledger.told.values():
+                row = receipts.get(key)
+                lives = row is not None and row["lease_id"] == lease.lease_id and row["state"] in {"queued", "running"}
+                assert lives or not self.live(lease, now), f"{lease} was swept away"
+
     def _receipt(self, key: KeyLedger, before: asyncpg.Record | None, now: asyncpg.Record) -> None:
+        if now["alone"]:
+            key.alone.add(now["dispatch"])
+        assert now["deaths"] <= RULE.suspected_after + len(key.alone), "a death beside others was counted against a suspect"
         if now["state"] in {"running", "outcome_unknown"}:
             key.under.setdefault(now["lease_id"], set()).add(now["dispatch"])
         if now["output_dispatch"] is not None:
@@ -186,7 +204,12 @@ class Ledger:
 
 _ENDED = "SELECT presence FROM presences WHERE ended AND presence = ANY ($1::text[])"
 _RECEIPTS = """
-SELECT key, revision, state, dispatch, run_id, lease_id, reserved, output, output_dispatch FROM receipts WHERE key = ANY ($1::bytea[])
+SELECT key, revision, state, dispatch, run_id, lease_id, reserved, output, output_dispatch, deaths, alone FROM receipts
+WHERE key = ANY ($1::bytea[])
+"""
+_STANDING = """
+SELECT c.run_id, c.key, c.dispatch FROM charges c JOIN receipts r ON r.key = c.key AND r.run_id = c.run_id AND r.dispatch + 1 = c.dispatch
+WHERE c.key = ANY ($1::bytea[]) AND c.spent IS NULL AND NOT c.unknown AND r.state = 'queued' AND r.expires_at <= to_timestamp($2)
 """
 _RUNS = "SELECT run_id, state, decision, budget, charged, calls_limit, calls, retries_limit, retries FROM runs WHERE run_id = ANY ($1::text[])"
 _CHARGES = "SELECT run_id, key, dispatch, reserved, spent, unknown, calls, retries FROM charges WHERE run_id = ANY ($1::text[])"

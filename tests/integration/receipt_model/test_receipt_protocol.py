@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from rowmill.runtime.clock import SystemClock
 from rowmill.runtime.db import Database
 from rowmill_contracts.budgets import Limits
 from rowmill_contracts.presences import KeepPresence
@@ -36,8 +37,9 @@ from rowmill_receipt_store.operator_store import OperatorStore
 from rowmill_receipt_store.presence_store import PresenceStore
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Completed, Failed, Lease, Sought, Store
+from rowmill_receipt_store.sweeping import Sweep
 
-from .protocol_model import PRESENCE, QUEUED, RUNNING, SHARD, KeyLedger, Ledger, RunLedger, Told
+from .protocol_model import PRESENCE, QUEUED, RULE, RUNNING, SHARD, KeyLedger, Ledger, RunLedger, Told
 
 pytestmark = pytest.mark.servers
 
@@ -86,6 +88,7 @@ class World:
     presences: PresenceStore
     receipts: Receipts
     operating: Operating
+    sweep: Sweep
     look: asyncpg.Connection[Any]
     steps: int = 0
     answers: Counter[str] = field(default_factory=Counter)
@@ -110,7 +113,9 @@ Request = Callable[[bool], Awaitable[None]]
 seldom = st.integers(0, 7).map(lambda number: number == 7)
 pick = st.sampled_from(range(840))  # evenly, whatever it is divided by
 overtaking = st.sampled_from([None] * 5 + ["dies", "repeat", "rival", "halt", "finish", "hand over", "is there"])
-outcomes = st.sampled_from(["confirm"] * 3 + ["complete"] * 3 + ["renew", "release", "fail", "fail again", "unknown", "too large", "refund"])
+outcomes = st.sampled_from(
+    ["confirm"] * 2 + ["confirm alone"] + ["complete"] * 3 + ["renew", "release", "fail", "fail again", "unknown", "too large", "refund"]
+)
 
 
 class History(RuleBasedStateMachine):
@@ -134,7 +139,11 @@ class History(RuleBasedStateMachine):
 
     # ---- time, death, runs, shards ------------------------------------------------------------------------------------------------------
 
-    @rule(what=st.sampled_from(["time"] * 4 + ["death", "run", "halt", "body"] + ["shard", "operator", "presence"] * 2), number=pick, seldom=seldom)
+    @rule(
+        what=st.sampled_from(["time"] * 4 + ["death", "run", "halt", "body", "sweep"] + ["shard", "operator", "presence"] * 2),
+        number=pick,
+        seldom=seldom,
+    )
     def something_happens(self, what: str, number: int, seldom: bool) -> None:
         match what:
             case "time":
@@ -153,6 +162,8 @@ class History(RuleBasedStateMachine):
                 self._do(self._keeping("abc"[number % 3], leave=seldom))
             case "operator":
                 self._do(self._deciding(self.keys[number % len(self.keys)], ("replay", "completed", "failed")[number // 3 % 3]))
+            case "sweep":
+                self._do(self._sweeping())
             case "halt":
                 self._decide(self.runs[number % 3], number // 3, stop=seldom)
             case _:
@@ -377,6 +388,16 @@ class History(RuleBasedStateMachine):
 
         return ask
 
+    def _sweeping(self) -> Request:
+        """The owner's look at claims whose holders vanished."""
+
+        async def ask(_heard: bool) -> None:
+            self.world.sweep.clock_offset = self.world.store.clock_offset
+            self.world.answers["swept"] += await self.world.sweep.look()
+            await self.ledger.swept(self.world.look, self._now(), QUEUED)
+
+        return ask
+
     def _leasing(self, holder: str, shard: int, *, release: bool) -> Request:
         deaths = self.deaths[holder]
 
@@ -432,7 +453,16 @@ class History(RuleBasedStateMachine):
         lease_id, deaths = f"{holder}-{next(self.numbers)}", self.deaths[holder]
         presence = self.presences.get(holder, "") if step else ""
         run_term = run.term if step else None
-        request = ClaimReceipts(holder=holder, claims=[], shard=number, term=term, confirm=confirm, only_cached=only_cached, presence=presence)
+        request = ClaimReceipts(
+            holder=holder,
+            claims=[],
+            shard=number,
+            term=term,
+            confirm=confirm,
+            only_cached=only_cached,
+            presence=presence,
+            counts_deaths=not step,
+        )
 
         def wanted(key: bytes) -> Wanted:
             effect: Any = self.ledger.keys[key].effect
@@ -461,6 +491,10 @@ class History(RuleBasedStateMachine):
                 self.world.answers["taken over"] += answer.took_over
                 if answer.state == "completed":
                     assert bytes(answer.output) == self.ledger.keys[key].outputs[answer.dispatch]
+                if answer.condemned:
+                    self.world.answers["condemned"] += 1
+                    assert self.ledger.keys[key].alone, "condemned, and never sent alone"
+                    self.ledger.keys[key].failed_in.add(run.run_id)
                 if answer.state != "granted":
                     continue
                 assert key not in served, "a call was granted though a completed output serves it"
@@ -493,13 +527,20 @@ class History(RuleBasedStateMachine):
 
     def _going_on(self, lease: Told, what: str) -> Request:
         """What a holder can honestly say: nothing but an outcome after it was told to send, one outcome, and the same again if asked again."""
-        if what not in {"confirm", "renew", "release"} and not lease.dispatch:
+        if what not in {"confirm", "confirm alone", "renew", "release"} and not lease.dispatch:
             what = "confirm"
         ledger, receipts = self.ledger.keys[lease.key], self.world.receipts
         dispatch, deaths = lease.dispatch, self.deaths[lease.holder]
         presence = self.presences.get(lease.holder, "") if lease.presence else ""
         held = Lease(
-            key=lease.key, lease_id=lease.lease_id, run_id=lease.run, dispatch=dispatch, shard=lease.shard, term=lease.term, presence=presence
+            key=lease.key,
+            lease_id=lease.lease_id,
+            run_id=lease.run,
+            dispatch=dispatch,
+            shard=lease.shard,
+            term=lease.term,
+            alone=what == "confirm alone",
+            presence=presence,
         )
 
         async def confirm(heard: bool) -> None:
@@ -569,7 +610,9 @@ class History(RuleBasedStateMachine):
             if answer.state == "stored" and becomes == "failed":
                 ledger.failed_in.add(lease.run)
 
-        act = {"confirm": confirm, "renew": renew, "release": release, "complete": complete, "too large": complete}.get(what, fail)
+        act = {"confirm": confirm, "confirm alone": confirm, "renew": renew, "release": release, "complete": complete, "too large": complete}.get(
+            what, fail
+        )
         ends = act not in {confirm, renew}
 
         async def ask(heard: bool) -> None:
@@ -592,8 +635,9 @@ def world(database_url: str) -> Iterator[World]:
     look = loop.run_until_complete(asyncpg.connect(database_url, server_settings={"search_path": SCHEMA}))
     store = OvertakenStore(database, queued_lease=QUEUED, running_lease=RUNNING, shard_lease=SHARD, answer_bytes=OUTPUT_LIMIT)
     presences = PresenceStore(database, lease=PRESENCE, grace=0.0)
-    receipts = Receipts(store, held_poll=0.25, output_limit=OUTPUT_LIMIT, presences=presences)
-    yield World(loop, store, presences, receipts, Operating(OperatorStore(database), receipts), look)
+    receipts = Receipts(store, held_poll=0.25, output_limit=OUTPUT_LIMIT, presences=presences, rule=RULE)
+    sweep = Sweep(database, SystemClock(), interval=1000, patience=QUEUED, page=10_000, pages=1000)
+    yield World(loop, store, presences, receipts, Operating(OperatorStore(database), receipts), sweep, look)
     loop.run_until_complete(look.close())
     loop.run_until_complete(database.close())
     loop.close()
