@@ -271,14 +271,16 @@ class ParkedRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 @message()
 class ProviderServes(Message, frozen=True, kw_only=True):
     """A provider that had kept rows waiting serves again. A hint: rows that wait for it come back, their runs in turn and of each run the oldest
-    first: ``at_once`` of them now and then ``per_second``, in steps of so many seconds (``every``).
+    first: ``at_once`` of them now (below 0: they begin so many turns later) and then ``per_second``, in steps of so many seconds (``every``).
+    It speaks of the next ``seconds``, and is told anew before they are over.
     """
 
     org: str
     provider: str
     per_second: Annotated[float, msgspec.Meta(gt=0)]
-    at_once: Annotated[int, msgspec.Meta(ge=0)] = 1
+    at_once: int = 1
     every: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    seconds: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
 
 
 @message()

@@ -49,15 +49,6 @@ class Parking:
 
     async def provider_serves(self, message: ProviderServes) -> None:
         """Let the rows that wait for a provider come back now at the rate that it allows: of each run the oldest first, and before any new one."""
-        turns = waits.turns_of(message)
-        await wait_store.provider_serves(
-            self._database,
-            message.org,
-            message.provider,
-            message.per_second,
-            at_once=message.at_once,
-            together=turns.together,
-            of_a_run=turns.of_a_run,
-        )
+        await wait_store.provider_serves(self._database, message.org, message.provider, waits.turns_of(message))
         await self._desk.look()
         self._on_parked()

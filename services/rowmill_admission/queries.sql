@@ -367,22 +367,26 @@ FROM (
 WHERE w.dataset_seq = halted.dataset_seq AND w.row_index = halted.row_index
 
 -- name: provider_serves
--- A provider serves again: rows of an organisation that wait for it come back, none later than it would have. In turns of $6 rows of each run, the
--- oldest first: $4 of them now, and then $5 at a time, $3 a second.
+-- A provider serves again: rows of an organisation that wait for it are called back. In turns of $6 rows of each run, the oldest first: $4 of them now
+-- (or as many turns later), and then $5 at a time, $3 a second. Those whose turn comes after $7 others keep their time until they are told anew.
 WITH waiting AS (
-    SELECT o.dataset_seq, o.row_index, o.asked, r.number AS run FROM waits o JOIN datasets d USING (dataset_seq) JOIN runs r USING (run_id)
-    WHERE o.state = 'waiting' AND NOT o.halted AND o.provider = $2 AND r.org = $1
-    ORDER BY o.dataset_seq, o.row_index FOR UPDATE OF o SKIP LOCKED
-), of_run AS (
-    SELECT *, row_number() OVER (PARTITION BY run ORDER BY asked NULLS FIRST, dataset_seq, row_index) - 1 AS place FROM waiting
+    SELECT w.dataset_seq, w.row_index, w.called_back, r.number AS run,
+           row_number() OVER (PARTITION BY r.number ORDER BY w.asked NULLS FIRST, w.dataset_seq, w.row_index) - 1 AS place
+    FROM waits w JOIN datasets d USING (dataset_seq) JOIN runs r USING (run_id)
+    WHERE w.state = 'waiting' AND NOT w.halted AND w.provider = $2 AND r.org = $1
 ), turns AS (
-    SELECT *, row_number() OVER (ORDER BY place / $6::int, run, place) - 1 - $4::int AS turn FROM of_run
-), times AS (
-    SELECT *, clock_timestamp() + make_interval(secs => CASE WHEN turn < 0 THEN 0 ELSE (turn / $5::int + 1) * $5::int END / $3::float8) AS at FROM turns
+    SELECT *, row_number() OVER (ORDER BY place / $6::int, run, place) - 1 AS turn FROM waiting
+), ours AS (
+    SELECT o.dataset_seq, o.row_index, CASE WHEN t.turn < $7::int THEN t.turn - $4::int END AS later
+    FROM waits o JOIN turns t USING (dataset_seq, row_index)
+    WHERE o.state = 'waiting' AND (t.turn < $7::int OR NOT t.called_back)
+    ORDER BY o.dataset_seq, o.row_index FOR UPDATE OF o SKIP LOCKED
 )
-UPDATE waits w SET called_back = true, due_at = least(w.due_at, times.at)
-FROM times
-WHERE w.dataset_seq = times.dataset_seq AND w.row_index = times.row_index AND (NOT w.called_back OR w.due_at > times.at)
+UPDATE waits w SET called_back = true, due_at = CASE
+    WHEN ours.later IS NULL THEN w.due_at
+    WHEN ours.later < 0 THEN clock_timestamp()
+    ELSE clock_timestamp() + make_interval(secs => (ours.later / $5::int + 1) * $5::int / $3::float8) END
+FROM ours WHERE w.dataset_seq = ours.dataset_seq AND w.row_index = ours.row_index
 
 -- name: release_due
 -- Rows whose time has come, of runs that go on: in turn by organisation, then by run, of each run those first whose call was asked for first. Not of

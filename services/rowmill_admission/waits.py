@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from rowmill_admission.sending import Return
-from rowmill_admission.store.waits import Wait
+from rowmill_admission.store.waits import Turns, Wait
 from rowmill_contracts.envelope import PAGE_BYTES, PAGE_ROWS
 from rowmill_contracts.rows import SettledRow
 from rowmill_contracts.runs import ParkedRow, ProviderServes
@@ -20,17 +19,21 @@ RUNS_IN_A_STEP: Final = 5
 """Runs of which rows are called back together, where there are as many."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """How rows are called back: so many ``together``, ``of_a_run`` one after the other, since each page of which some come is looked up for them."""
-
-    together: int
-    of_a_run: int
+MOST_ROWS: Final = 1_000_000
+"""Rows that are called back at a time at most."""
 
 
 def turns_of(message: ProviderServes) -> Turns:
+    """Some rows of a run come together, since each page of which some come is looked up for them."""
     together = max(1, int(message.per_second * message.every))
-    return Turns(together, max(1, together // RUNS_IN_A_STEP))
+    rows = max(0, message.at_once) + max(1, int(min(MOST_ROWS, message.per_second * message.seconds)))
+    return Turns(
+        per_second=message.per_second,
+        at_once=message.at_once,
+        together=together,
+        of_a_run=max(1, together // RUNS_IN_A_STEP),
+        rows=rows,
+    )
 
 
 def newest(rows: Iterable[ParkedRow]) -> list[ParkedRow]:

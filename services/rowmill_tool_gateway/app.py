@@ -56,8 +56,8 @@ class App:
         self._engine: Engine | None = None
         self._call_back = CallBack(
             lambda message: self._bus.publish(message, ADMISSION_PARKED),
-            again_after=self._settings.hand,
-            for_long=self._settings.away_wait,
+            every=self._settings.hand,
+            for_long=2 * self._settings.away_wait,
             clock=SystemClock(),
         )
 

@@ -10,21 +10,22 @@ from rowmill_contracts.runs import ProviderServes
 
 
 class CallBack:
-    """``publish``: confirmed. ``again_after``: seconds; as long as a row may be on its way from here to where it waits. ``for_long``: seconds after
-    which every row has come back in its own time.
+    """``publish``: confirmed. ``every``: seconds between two times that it is told. ``for_long``: seconds after which every row has come back in its
+    own time.
     """
 
-    def __init__(self, publish: Callable[[ProviderServes], Awaitable[None]], *, again_after: float, for_long: float, clock: Clock) -> None:
+    def __init__(self, publish: Callable[[ProviderServes], Awaitable[None]], *, every: float, for_long: float, clock: Clock) -> None:
         self._publish = publish
-        self._again_after = again_after
+        self._every = every
         self._for_long = for_long
         self._clock = clock
         self._telling: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def serves(self, org: str, provider: str, message: Callable[[], ProviderServes | None]) -> None:
-        """Tell it now and again, each time after twice as long. Never waits. ``message``: what is to be told at that moment, if anything.
+        """Tell it now and again. Never waits. ``message``: what is to be told at that moment, if anything.
 
-        Again, since rows that were told to wait just before were not there yet to be called back, and since the rate shows only in time.
+        Again, since rows that were told to wait just before were not there yet to be called back, and since only so many are called back as the
+        lane takes until the next time: when it is slower than it should be, they would come and go, and lose their turns to younger ones.
         """
         before = self._telling.get((org, provider))
         if before is not None:
@@ -37,16 +38,12 @@ class CallBack:
             del self._telling[lane]
 
     async def _tell(self, message: Callable[[], ProviderServes | None]) -> None:
-        pause = self._again_after
         until = self._clock.monotonic() + self._for_long
-        while True:
+        while self._clock.monotonic() < until:
             told = message()
             if told is not None:
                 await self._publish(told)
-            if self._clock.monotonic() + pause > until:
-                return
-            await self._clock.sleep(pause)
-            pause *= 2
+            await self._clock.sleep(self._every)
 
     async def stop(self) -> None:
         """Tell no more; who was not called back comes back in its own time."""

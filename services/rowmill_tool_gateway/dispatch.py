@@ -218,6 +218,21 @@ class Dispatcher:
             call.late = False
         self.pause(flight, seconds)
 
+    def stays(self, call: Call, flight: Flight) -> bool:
+        """Whether a call whose time in hand is over stays, once: its provider serves, and its turn is so near that it would be asked for again at
+        once. Sent away it would only lose its turn to younger calls.
+        """
+        if flight.stage not in {Stage.WAITING, Stage.CLAIMING, Stage.READY} or call.deadline > call.page.arrived + self._settings.hand:
+            return False
+        if flight.lane.unavailable_for(self._clock.monotonic()) is not None or not self._may_send(flight.lane):
+            return False
+        if flight.stage is Stage.WAITING:
+            before = flight.group.waiting.ahead(flight.ticket) * flight.tool.weight
+            if flight.lane.expected_wait(self._clock.monotonic(), before) > self._settings.lead:
+                return False
+        call.deadline += self._settings.lead
+        return True
+
     def expire(self, call: Call, flight: Flight) -> None:
         """The call must not wait longer in hand, unless its request was sent."""
         call.late = True

@@ -104,7 +104,8 @@ class Engine:
         self.hand.dispatch = self.dispatcher
         self.sender = Sender(self.dispatcher, self.dispatcher.claims, self.hand, self._receipts, self.shards, credentials, clock, settings, lease_ids)
         self.dispatcher.sender = self.sender
-        self.sender.settle = Settler(self.hand, self.dispatcher, self._receipts, credentials, clock, settings, jitter, serves).settle
+        self.settler = Settler(self.hand, self.dispatcher, self._receipts, credentials, clock, settings, jitter, serves)
+        self.sender.settle = self.settler.settle
         self._loops: list[asyncio.Task[None]] = []
 
     def start(self) -> None:

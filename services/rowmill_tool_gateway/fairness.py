@@ -92,6 +92,11 @@ class RunQueue(Generic[ItemT]):
             return min(len(self._lines), self.length)
         return min((line.before(asked, self._tickets + 1) + 1) * len(self._lines) - 1, self.length)
 
+    def ahead(self, ticket: int) -> int:
+        """The same for an item that waits."""
+        run_id, asked = self._place_of[ticket]
+        return min((self._lines[run_id].before(asked, ticket) + 1) * len(self._lines), self.length) - 1
+
     def add(self, run_id: str, asked: float, item: ItemT) -> int:
         """Queue an item; its ticket withdraws it."""
         self._tickets += 1

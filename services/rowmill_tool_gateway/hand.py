@@ -44,13 +44,15 @@ class Dispatch(Protocol):
 
     def admit(self, flight: Flight) -> None: ...
 
+    def stays(self, call: Call, flight: Flight) -> bool: ...
+
     def expire(self, call: Call, flight: Flight) -> None: ...
 
 
 class Hand:
-    """``hold``: how long a call waits before its request is sent. ``sent_hold``: how long its page is held once it was; then ``sent_again``.
-    ``longest_wait``: how long a call is deferred at a time, at most, while nobody knows when its provider serves again; ``scout_after``: how long at
-    least the one is deferred that finds out.
+    """``hold``: how long a call waits before its request is sent, or half as long again where its turn is near then. ``sent_hold``: how long its page
+    is held once it was; then ``sent_again``. ``longest_wait``: how long a call is deferred at a time, at most, while nobody knows when its
+    provider serves again; ``scout_after``: how long at least those are deferred that find out.
     """
 
     dispatch: Dispatch
@@ -209,8 +211,8 @@ class Hand:
         Too long is what its tool allows in all (SPEC 4.4), or, of a provider that does not serve, what the call itself allows (a leg of a
         waterfall, SPEC 1.3). Waiting for one's turn at a provider that serves, or for our own services, is no reason to give a leg up.
 
-        Of a provider that has not served for long nobody knows when it will. One call at a time is asked for again as soon as the lane opens, to find
-        out; the others wait until they are called back, and for ``longest_wait`` at most.
+        Of a provider that has not served for long nobody knows when it will. One call is asked for again as soon as the lane opens, to find out, and
+        others after it, ever more seldom; the rest wait until they are called back, and for ``longest_wait`` at most.
         """
         now = self._clock.now()
         unserved = flight.lane.unavailable_for(self._clock.monotonic())
@@ -228,9 +230,9 @@ class Hand:
             else:
                 wait_for = wait
                 if unserved is not None and unserved > self._hold:
-                    scouts = flight.lane.takes_scout(self._clock.monotonic(), self._scout_after)
-                    flight.lane.kept_waiting |= scouts is None
+                    scouts = flight.lane.takes_scout(self._clock.monotonic(), self._scout_after, min(self._longest_wait, left))
                     wait_for = min(wait + self._longest_wait, left) if scouts is None else scouts
+                    flight.lane.kept_waiting |= wait_for > self._hold
                 away, provider = unserved is not None, flight.tool.provider
                 self._answer(call, "deferred", flight, wait_ms=math.ceil(wait_for * 1000), reason=reason, provider=provider, away=away)
         self._give_up(flight, given_up)
@@ -284,7 +286,7 @@ class Hand:
         for page in list(self._pages):
             if page.arrived + self._hold > now:
                 break  # pages stand in order of arrival
-            let_go = self._carried_by_lease if page.arrived + self._sent_hold <= now else self.dispatch.expire
+            let_go = self._carried_by_lease if page.arrived + self._sent_hold <= now else self._overdue
             for call in page.calls:
                 if call.deadline <= now:
                     self._let_go(call, let_go)
@@ -295,6 +297,10 @@ class Hand:
             for call in page.calls:
                 if shards is None or (call.flight is not None and call.flight.lane.shard in shards):
                     self._let_go(call, self.dispatch.expire)
+
+    def _overdue(self, call: Call, flight: Flight) -> None:
+        if not self.dispatch.stays(call, flight):
+            self.dispatch.expire(call, flight)
 
     def _let_go(self, call: Call, let_go: Callable[[Call, Flight], None]) -> None:
         """Let go of a call that is not answered. One with which that fails is asked for again, and keeps no other in hand."""

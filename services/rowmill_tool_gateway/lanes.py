@@ -52,7 +52,8 @@ class Lane:
         self._missed = 0
         self._duration = FIRST_GUESS
         self._appointment = float("-inf")
-        self._scout_at = float("-inf")
+        self._scout_at, self._scout_gap = float("-inf"), 0.0
+        """When the last one of the calls comes back that find out whether the provider serves, and for how long after it none does."""
         self.kept_waiting = False
         """Calls were told to wait until they are called back."""
 
@@ -118,18 +119,23 @@ class Lane:
         """The provider answered, and not that it is exhausted."""
         self.unavailable_since = None
         self.kept_waiting = False
-        self._scout_at = float("-inf")
+        self._scout_at, self._scout_gap = float("-inf"), 0.0
         self._throttle.served(now)
         self._slow_down()
 
-    def takes_scout(self, now: float, not_before: float) -> float | None:
-        """Seconds until the call that asks is asked for again to find out whether the provider serves, as soon as the lane opens, past all
-        appointments; None where another one was chosen for that and is not back: one is enough.
+    def takes_scout(self, now: float, not_before: float, within: float) -> float | None:
+        """Seconds until the call that asks is asked for again to find out whether the provider serves, past all appointments; None where enough are
+        chosen for that.
+
+        The first comes when the lane opens, others after it as probes follow one another, as far as ``within`` seconds reach. There must be others:
+        one whose run is stopped, or whose executor dies, never comes back, and all would wait for it.
         """
-        if self._scout_at > now:
+        scout_at = max(self._scout_at + self._scout_gap, self.closed_until, now + not_before)
+        if scout_at - now > within:
             return None
-        self._scout_at = max(self.closed_until, now + not_before)
-        return self._scout_at - now
+        self._scout_gap = min(self._probes.limit, max(self._probes.first, 2 * self._scout_gap))
+        self._scout_at = scout_at
+        return scout_at - now
 
     def unavailable_for(self, now: float) -> float | None:
         """Seconds for which the provider has not served; None while it does."""

@@ -44,6 +44,10 @@ KEPT_TRIES = 100_000
 
 STEPS = 4
 """In how many steps those come back that are ahead of their turn. Few, since each step costs a look at every page of which a row comes."""
+CORRECTED = 0.5
+"""How much of what is missing ahead of a lane, or is too much, is made up for at a time: the rest may be on its way."""
+BEFOREHAND = 1.5
+"""For how much longer rows are called back than until the next time that it is told."""
 
 Serves = Callable[[str, str, Callable[[], ProviderServes | None]], None]
 """Told (organisation, provider, what to tell at any moment) of a provider that serves again and had kept calls waiting elsewhere."""
@@ -142,7 +146,7 @@ class Settler:
                 kept_waiting = lane.kept_waiting
                 lane.served(now)
                 if kept_waiting:
-                    self._serves(lane.org, lane.provider, lambda: self._call_back(lane, weight))
+                    self._serves(lane.org, lane.provider, lambda: self.call_back(lane, weight))
         for decision in decisions:
             seconds = None if decision is None else self._closes_for(decision)
             if seconds is None:
@@ -153,13 +157,19 @@ class Settler:
             else:
                 lane.close(now, seconds)
 
-    def _call_back(self, lane: Lane, weight: float) -> ProviderServes | None:
+    def call_back(self, lane: Lane, weight: float) -> ProviderServes | None:
         """How the rows that wait for this provider are to come back from now on, if it serves: at the lane's rate, a little before their turn."""
         if lane.unavailable_for(self._clock.monotonic()) is not None:
             return None
         per_second, lead = lane.requests_per_second() / weight, self._settings.lead
-        at_once = max(0, round(per_second * lead) - self._dispatcher.backlog(lane))
-        return ProviderServes(org=lane.org, provider=lane.provider, per_second=per_second, at_once=at_once, every=lead / STEPS)
+        return ProviderServes(
+            org=lane.org,
+            provider=lane.provider,
+            per_second=per_second,
+            at_once=round((per_second * lead - self._dispatcher.backlog(lane)) * CORRECTED),
+            every=lead / STEPS,
+            seconds=BEFOREHAND * self._settings.hand,
+        )
 
     def _closes_for(self, decision: Decision) -> float | None:
         """For how long nobody of the lane need ask; None: not at all."""

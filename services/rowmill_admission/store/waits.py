@@ -62,13 +62,22 @@ async def end_halts(connection: Connection, run_id: str) -> None:
     await connection.execute(SQL["end_halts"], run_id)
 
 
-async def provider_serves(
-    database: Database, org: str, provider: str, per_second: float, *, at_once: int = 1, together: int = 1, of_a_run: int = 1
-) -> None:
-    """Rows that wait for this provider come back from now on: ``at_once`` of them now, then ``per_second``, so many ``together``. Runs in turn, of
-    each so many rows (``of_a_run``), the oldest first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """How rows are called back: ``at_once`` of them now (below 0: so many turns later), then ``per_second``, so many ``together``. Runs in turn, of
+    each so many rows (``of_a_run``), the oldest first; ``rows`` of them, the others later.
     """
-    await database.execute(SQL["provider_serves"], org, provider, per_second, at_once, together, of_a_run)
+
+    per_second: float
+    at_once: int
+    together: int
+    of_a_run: int
+    rows: int
+
+
+async def provider_serves(database: Database, org: str, provider: str, turns: Turns) -> None:
+    """Call back the rows that wait for this provider."""
+    await database.execute(SQL["provider_serves"], org, provider, turns.per_second, turns.at_once, turns.together, turns.of_a_run, turns.rows)
 
 
 async def release_due(database: Database, limit: int, *, but_for: Collection[int]) -> list[Wait]:

@@ -59,7 +59,7 @@ async def test_due_rows_are_released_in_turn_by_organisation_then_by_run(databas
 
 
 async def test_rows_are_called_back_at_the_rate_their_runs_in_turn_and_of_each_run_the_oldest_first(database: Database) -> None:
-    """Two rows of a run at a time, five now and then two together, ten a second; none later than it would have come."""
+    """Two rows of a run at a time, five now (or one turn later) and then two together, ten a second."""
     for run_id, rows, asked in (("first", 4, "100 - n"), ("second", 5, "50 + n"), ("halted", 1, "1"), ("elsewhere", 1, "2")):
         await database.execute(
             "INSERT INTO runs (run_id, identity, org, play, state, input, inputs, options) VALUES ($1, $1, 'own', 'p', 'running', '{}', '[]', '{}')",
@@ -76,23 +76,23 @@ async def test_rows_are_called_back_at_the_rate_their_runs_in_turn_and_of_each_r
             "other" if run_id == "elsewhere" else "away",
             rows,
         )
-    await database.execute("UPDATE waits SET due_at = now() - interval '1 s' FROM datasets d WHERE d.run_id = 'second' AND row_index = 5")
+    await database.execute("UPDATE waits SET due_at = now() - interval '1 s' FROM datasets d WHERE d.run_id = 'second' AND row_index = 3")
+    turns = [("first", 4), ("first", 3), ("second", 1), ("second", 2), ("first", 2), ("first", 1), ("second", 3), ("second", 4), ("second", 5)]
 
-    for _ in range(2):  # told again it changes nothing, but that time has passed
-        await waits.provider_serves(database, "own", "away", 10.0, at_once=5, together=2, of_a_run=2)
+    for at_once, expected in ((5, [0, 0, 0, 0, 0, 0.2, 0.2, 0.4]), (-1, [0.2, 0.4, 0.4, 0.6, 0.6, 0.8, 0.8, 1.0])):
+        told = waits.Turns(per_second=10.0, at_once=at_once, together=2, of_a_run=2, rows=8)
+        await waits.provider_serves(database, "own", "away", told)
         found = await database.fetch(
             "SELECT d.run_id, w.row_index, w.called_back, extract(epoch FROM w.due_at - now())::float8 AS due"
             " FROM waits w JOIN datasets d USING (dataset_seq) WHERE d.run_id IN ('first', 'second', 'halted', 'elsewhere')"
         )
         by_row = {(row["run_id"], row["row_index"]): row for row in found}
-        turns = [("first", 4), ("first", 3), ("second", 1), ("second", 2), ("first", 2), ("first", 1), ("second", 3), ("second", 4)]
-        start = min(by_row[row]["due"] for row in turns)
-        dues = [by_row[row]["due"] - start for row in turns]
-        assert dues == pytest.approx([0, 0, 0, 0, 0, 0.2, 0.2, 0.4], abs=0.001)
-        assert by_row["second", 5]["due"] < start - 0.5, "it was due already"
+        start = by_row[turns[0]]["due"] - expected[0]
+        assert [by_row[row]["due"] - start for row in turns[:8]] == pytest.approx(expected, abs=0.001)
+        assert by_row[turns[8]]["due"] > 3000, "its turn is after those that are spoken of"
+        assert all(by_row[row]["called_back"] for row in turns)
         left_alone = [by_row["halted", 1], by_row["elsewhere", 1]]
         assert all(row["due"] > 3000 and not row["called_back"] for row in left_alone)
-        assert all(by_row[row]["called_back"] for row in [*turns, ("second", 5)])
 
 
 async def test_a_run_starts_when_it_is_stored_not_when_its_transaction_began(database: Database) -> None:

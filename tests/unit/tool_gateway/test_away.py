@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -55,27 +56,28 @@ async def patient() -> AsyncIterator[Rig]:
     await made.stop()
 
 
-async def test_one_call_finds_out_whether_the_provider_serves_and_the_others_wait_to_be_called_back(patient: Rig) -> None:
-    find = away_tool()
-    await away_for_long(patient, find)
-    outcomes = await patient.ask([patient.item(find, {"domain": f"d{n}.example"}, asked=patient.clock.now()) for n in range(8)])
-    assert {(outcome.outcome, outcome.provider) for outcome in outcomes} == {("deferred", "away")}
-    waits = sorted(outcome.wait_ms for outcome in outcomes)
-    assert waits[0] < 2_000
-    assert all(300_000 <= wait < 303_000 for wait in waits[1:]), waits
-    assert all(outcome.away for outcome in outcomes)
-
-
-async def test_who_finds_out_is_not_kept_behind_the_appointments_of_all_who_wait(patient: Rig) -> None:
-    """Else a provider would be found to serve again the later the more rows wait for it."""
+async def test_one_call_after_the_other_finds_out_whether_the_provider_serves_and_the_rest_wait_to_be_called_back(patient: Rig) -> None:
+    """After one another, since one whose run is stopped never comes back. They come past all appointments, of which there is one a second here:
+    else a provider would be found to serve the later the more rows wait for it.
+    """
     find = away_tool(rate="1/s")
     await away_for_long(patient, find)
-    first = await patient.ask([patient.item(find, {"domain": f"d{n}.example"}, asked=patient.clock.now()) for n in range(30)])
-    scout = min(outcome.wait_ms for outcome in first) / 1000
-    assert max(outcome.wait_ms for outcome in first) > 325_000, "one appointment a second"
-    await patient.clock.sleep(scout)
-    [next_scout] = await patient.ask([patient.item(find, {"domain": "next.example"}, asked=patient.clock.now())])
-    assert next_scout.wait_ms < 2_000
+    outcomes = await patient.ask([patient.item(find, {"domain": f"d{n}.example"}, asked=patient.clock.now()) for n in range(50)])
+    assert {(outcome.outcome, outcome.provider, outcome.away) for outcome in outcomes} == {("deferred", "away", True)}
+    waits = [outcome.wait_ms / 1000 for outcome in outcomes]
+    scouts = [wait for wait in waits if wait <= 300]
+    assert scouts[0] < 2
+    assert [round(after - before) for before, after in pairwise(scouts)] == [1, 2, 4, 8, 16, *[30] * 8]
+    assert waits[: len(scouts)] == scouts, "the oldest find out"
+    assert all(300 < wait < 450 for wait in waits[len(scouts) :])
+
+
+async def test_who_found_out_that_it_does_not_comes_again_after_the_others(patient: Rig) -> None:
+    find = away_tool()
+    await away_for_long(patient, find)
+    first = await patient.ask([patient.item(find, {"domain": f"d{n}.example"}, asked=patient.clock.now()) for n in range(20)])
+    again = (await patient.ask([patient.item(find, {"domain": "d0.example"}, asked=patient.clock.now())]))[0].wait_ms / 1000
+    assert again > 300, f"as far as {sorted(outcome.wait_ms for outcome in first)} reach, there is one whenever it is to be found out"
 
 
 async def test_a_short_refusal_makes_nobody_wait_for_long(patient: Rig) -> None:
@@ -117,11 +119,26 @@ async def test_that_a_provider_serves_again_is_told_once_with_its_rate(patient: 
     [told] = patient.serving
     assert (told.org, told.provider) == ("acme", "away")
     assert 0 < told.per_second <= 50.0
-    assert told.at_once == round(told.per_second * patient.settings.lead), "as many as are sent until those are there that come next"
+    assert told.at_once == round(told.per_second * patient.settings.lead / 2)
+
+
+async def test_fewer_are_called_back_where_more_wait_at_the_lane_than_should(patient: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    await patient.ask([patient.item(away_tool(rate="50/s"), {"domain": "a.example"})])
+    told = []
+    [lane] = patient.engine.dispatcher.lanes
+    for waiting in (0, 2, 10):
+        monkeypatch.setattr(patient.engine.dispatcher, "backlog", lambda _lane, waiting=waiting: waiting)
+        message = patient.engine.settler.call_back(lane, 1.0)
+        assert message is not None
+        told.append(message.at_once)
+    ahead = round(told[0] * 2)
+    assert told == [round(ahead / 2), round((ahead - 2) / 2), round((ahead - 10) / 2)]
+    lane.close(patient.clock.monotonic(), 1.0)
+    assert patient.engine.settler.call_back(lane, 1.0) is None, "it does not serve"
 
 
 async def test_that_a_provider_serves_is_told_again_as_it_is_then_and_not_while_it_does_not() -> None:
-    """For rows that were still on their way to where they wait, and since a rate shows only in time."""
+    """For rows that were still on their way to where they wait, and since a lane may be slower than it was said to be."""
     told: list[ProviderServes] = []
 
     async def publish(message: ProviderServes) -> None:
@@ -129,22 +146,35 @@ async def test_that_a_provider_serves_is_told_again_as_it_is_then_and_not_while_
 
     serves = [ProviderServes(org="acme", provider="away", per_second=rate) for rate in (1.0, 2.0, 3.0)]
     now: list[ProviderServes | None] = [serves[0], None, serves[1], serves[2]]
-    call_back = CallBack(publish, again_after=0.01, for_long=0.1, clock=SystemClock())
-    call_back.serves("acme", "away", lambda: now.pop(0))
+    call_back = CallBack(publish, every=0.005, for_long=3600.0, clock=SystemClock())
+    call_back.serves("acme", "away", lambda: now.pop(0) if now else None)
     while now:
         await asyncio.sleep(0.005)
-    await asyncio.sleep(0.1)
-    assert told == serves, "after 0.01, 0.03 and 0.07 s; another time would be too late"
+    await asyncio.sleep(0.02)
+    assert told == serves
 
     call_back.serves("acme", "away", lambda: serves[0])
     call_back.serves("acme", "away", lambda: serves[1])
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    await call_back.stop()
+    while len(told) < 5:
+        await asyncio.sleep(0.005)
     assert serves[0] not in told[3:], "what is newer stands alone"
+    await call_back.stop()
     before = len(told)
     await asyncio.sleep(0.03)
     assert len(told) == before, "told after its stop"
+
+
+async def test_it_is_told_no_more_when_every_row_has_come_back_by_itself() -> None:
+    told: list[ProviderServes] = []
+
+    async def publish(message: ProviderServes) -> None:
+        told.append(message)
+
+    call_back = CallBack(publish, every=0.005, for_long=0.02, clock=SystemClock())
+    call_back.serves("acme", "away", lambda: ProviderServes(org="acme", provider="away", per_second=1.0))
+    while call_back._telling:
+        await asyncio.sleep(0.005)
+    assert 1 <= len(told) <= 4
 
 
 async def test_that_nobody_waited_elsewhere_is_not_told(rig: Rig) -> None:

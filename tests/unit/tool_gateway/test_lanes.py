@@ -227,7 +227,8 @@ def test_no_more_go_before_an_item_than_were_said_to(steps: list[tuple[str, int,
             tickets.append(queue.add(other, float(then), -1))
     said, of_run = queue.before(run, float(asked)), sum(queue.waiting(other) for other in "abcd")
     assert queue.length == of_run
-    queue.add(run, float(asked), 1)
+    ticket = queue.add(run, float(asked), 1)
+    assert queue.ahead(ticket) == said
     taken = [queue.take() for _ in range(queue.length)]
     assert taken.index(1) <= said
     assert (taken.count(1), taken.count(-1), queue.take()) == (1, of_run, None)

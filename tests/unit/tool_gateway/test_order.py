@@ -97,6 +97,18 @@ async def test_who_waits_elsewhere_is_to_be_back_in_time_for_its_turn_and_not_be
     assert waits[-1] - waits[0] >= 19 / 4 - 0.5, "one after the other, at the rate"
 
 
+async def test_a_call_whose_turn_is_near_when_its_time_in_hand_is_over_stays_and_the_others_do_not() -> None:
+    rig = Rig(ToolGatewaySettings(hand=1.0))
+    find = tool(rate="2/s")
+    items = [rig.item(find, {"domain": f"d{number}"}, asked=rig.clock.now() + number / 100) for number in range(8)]
+    rig.hand_in(items)
+    outcomes = [(await rig.bus.outcome(item.call_id)).outcome for item in items]
+    await rig.stop()
+    sent = outcomes.count("completed")
+    assert outcomes == ["completed"] * sent + ["deferred"] * (8 - sent)
+    assert 3 <= sent <= 4, "two within a second, and who comes within half of one after it"
+
+
 async def test_one_call_that_cannot_be_let_go_keeps_no_other_in_hand(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     find = tool()
     rig.port.script = answering({}, status=429, Retry_After="60")
