@@ -190,7 +190,7 @@ def _decide_lease(
             suspect = request.counts_deaths and rule.suspects(receipt.deaths)
             return Again(ClaimAnswer(state="granted", lease_id=claim.lease_id, took_over=receipt.took_over, alone=suspect))
         case "queued" | "running" if not receipt.over and not ours and not _is_newer_body(claim, receipt):
-            return ClaimAnswer(state="held", wait_ms=_wait_ms(receipt.remaining, held_poll))
+            return ClaimAnswer(state="held", wait_ms=_wait_ms(receipt.remaining, held_poll), run_id=receipt.run_id)
         case "running" if receipt.effect == "non_idempotent":
             return Doubt(receipt.revision)
         case "completed" | "failed" | "released" if ours:

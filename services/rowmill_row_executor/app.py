@@ -65,6 +65,7 @@ class App:
                 clock,
                 self._threads,
                 hold=settings.step_hold,
+                patience=settings.step_patience,
                 again=settings.step_again,
                 body_limit=settings.body_timeout,
                 row_limit=settings.row_timeout,

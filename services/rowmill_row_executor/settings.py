@@ -53,7 +53,10 @@ class RowExecutorSettings(ServiceSettings):
     long."""
 
     step_hold: Seconds = 5.0
-    """How long a row or body waits in hand for a step that another executor runs; then it waits outside."""
+    """How long a row or body waits in hand for a step that another run has; then it waits outside."""
+
+    step_patience: Seconds = 12.0
+    """How long it waits for a step that its own run has: longer than the presence of a dead executor lasts (8 s)."""
 
     step_again: Seconds = 5.0
     """When it is looked at again."""

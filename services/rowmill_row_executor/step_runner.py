@@ -28,17 +28,30 @@ class StepExited(RowmillError):
 
 
 class StepRunner:
-    """``hold``: seconds for which a step that another executor runs is waited for in hand; ``again``: after how many it is then looked at again.
+    """``hold``: seconds for which a step that another run has is waited for in hand; ``again``: after how many it is then looked at again.
+    ``patience``: the same for a step that this run has itself. Its executor is dead, or the message was delivered again while it is worked. Sent
+    round, it would come back as a new message, of which nobody knows how many executors it has crashed: a step that ends its process would do so for
+    ever.
     ``body_limit``, ``row_limit``: seconds that a step of a body and of a row may take.
     """
 
     def __init__(
-        self, receipts: StepReceipts, clock: Clock, threads: Executor, *, hold: float, again: float, body_limit: float, row_limit: float
+        self,
+        receipts: StepReceipts,
+        clock: Clock,
+        threads: Executor,
+        *,
+        hold: float,
+        patience: float,
+        again: float,
+        body_limit: float,
+        row_limit: float,
     ) -> None:
         self._receipts = receipts
         self._clock = clock
         self._threads = threads
         self._hold = hold
+        self._patience = patience
         self._again = again
         self._body_limit = body_limit
         self._row_limit = row_limit
@@ -49,7 +62,7 @@ class StepRunner:
         Raises `UnavailableError` where the receipt-store does not answer.
         """
         limit = self._row_limit if run_term is None else self._body_limit
-        waiting_until = self._clock.monotonic() + self._hold
+        since = self._clock.monotonic()
         while True:
             lease_id = new_id()
             answer = await self._receipts.claim(_claim(asker, step, lease_id, run_term), confirm=step.effect != "non_idempotent")
@@ -58,12 +71,12 @@ class StepRunner:
                 ended = await self._begun(step, lease, limit)
                 if ended is not None:
                     return ended
-                waiting_until = self._clock.monotonic() + self._hold
+                since = self._clock.monotonic()
                 continue
             ended = _answered(step, answer)
             if ended is not None:
                 return ended
-            left = waiting_until - self._clock.monotonic()
+            left = since + (self._patience if answer.run_id == asker.run_id else self._hold) - self._clock.monotonic()
             if left <= 0:
                 return _outcome(step, "deferred", wait_ms=int(1000 * self._again), reason=f"step {step.id} is run elsewhere")
             await self._clock.sleep(min(max(answer.wait_ms / 1000, _SHORTEST_POLL), left))

@@ -145,7 +145,7 @@ async def work(program: DatasetProgram, pages: list[bytes]) -> float:
             clock,
             make_handle=lambda run_id, dataset: PagedHandle(run_id, dataset, sheets),
             threads=threads,
-            steps=StepRunner(MemoryStepReceipts(clock.now), clock, threads, hold=5, again=5, body_limit=600, row_limit=3600),
+            steps=StepRunner(MemoryStepReceipts(clock.now), clock, threads, hold=5, patience=12, again=5, body_limit=600, row_limit=3600),
         )
         of = DatasetOfRun("run", 1, "default", "bench", "bench")
         lane = Lane(of, row_work, None)

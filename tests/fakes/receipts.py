@@ -230,7 +230,9 @@ class MemoryReceipts:
         if presence is not None and presence.expires <= self._now() and not ours:
             presence.ended = True  # at once: nobody comes back here
         if receipt.state in {"queued", "running"} and not ours and not self._over(receipt) and not _is_newer_body(claim, receipt.claim):
-            return ClaimAnswer(state="held", wait_ms=max(1, int(1000 * min(self._held_poll, receipt.expires - self._now()))))
+            return ClaimAnswer(
+                state="held", wait_ms=max(1, int(1000 * min(self._held_poll, receipt.expires - self._now()))), run_id=receipt.claim.run_id
+            )
         if receipt.state == "running" and receipt.claim.effect == "non_idempotent":
             receipt.state = "outcome_unknown"
             return ClaimAnswer(state="unknown", run_id=receipt.claim.run_id)

@@ -20,7 +20,13 @@ LEASE = 4.0
 
 @pytest.fixture(scope="module")
 def ward_settings() -> dict[str, str]:
-    return {"ROWMILL_RUN_LEASE": str(LEASE / SCALE), "ROWMILL_LEASE_PATIENCE": str(1.5 * LEASE / SCALE), "ROWMILL_BODY_TIMEOUT": str(2.0 / SCALE)}
+    return {
+        "ROWMILL_RUN_LEASE": str(LEASE / SCALE),
+        "ROWMILL_LEASE_PATIENCE": str(1.5 * LEASE / SCALE),
+        "ROWMILL_BODY_TIMEOUT": str(2.0 / SCALE),
+        "ROWMILL_PRESENCE_LEASE": str(LEASE / SCALE),
+        "ROWMILL_STEP_PATIENCE": str(2 * LEASE / SCALE),
+    }
 
 
 async def over(ward: Ward, job: Job) -> RunSummary:
@@ -57,3 +63,16 @@ async def test_a_body_that_takes_its_process_with_it_fails_its_run_and_no_other(
     assert [(await over(ward, other)).state for other in others] == ["completed"] * 5
     assert ward.deaths["row-executor"] == {status: 4}
     assert [letter.headers["x-rowmill-run-id"] for letter in await ward.letters(EXECUTOR_ADVANCE)] == [job.run_id]
+
+
+@pytest.mark.long
+async def test_a_row_whose_step_takes_its_process_with_it_is_dead_lettered(ward: Ward, client: Client) -> None:
+    """What it left behind is held until its executor counts as dead, which is long after that one was started again."""
+    rows = [{"name": f"step-{number}", "does": "exit in a step" if number == 2 else "well"} for number in range(4)]
+    job = await client.start(ward.play("waiting"), items=rows)
+    summary, found = await ward.ended(client, job)
+    assert (summary.state, [row.mark for row in found]) == ("completed", ["completed", "completed", "failed", "completed"])
+    assert found[2].error is not None
+    assert found[2].error.code == "dead_lettered"
+    assert ward.deaths["row-executor"][3] <= 8, "each crash was counted"
+    await ward.letters()

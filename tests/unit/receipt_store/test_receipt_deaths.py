@@ -73,4 +73,4 @@ def test_looking_condemns_nobody() -> None:
 
 
 def test_a_live_lease_is_no_death() -> None:
-    assert decide(gateway(), receipt("running", deaths=BOUND, alone=True)) == ClaimAnswer(state="held", wait_ms=250)
+    assert decide(gateway(), receipt("running", deaths=BOUND, alone=True)) == ClaimAnswer(state="held", wait_ms=250, run_id="other-run")

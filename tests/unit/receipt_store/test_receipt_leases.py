@@ -92,11 +92,11 @@ def test_another_dispatch_of_a_call_that_its_run_has_tried_is_a_retry() -> None:
 
 def test_a_live_lease_is_never_stolen_not_even_by_force() -> None:
     for state in ("queued", "running"):
-        assert decide(wanted(force=True), receipt(state)) == ClaimAnswer(state="held", wait_ms=250)
+        assert decide(wanted(force=True), receipt(state)) == ClaimAnswer(state="held", wait_ms=250, run_id="other-run")
 
 
 def test_who_waits_asks_again_when_the_lease_may_be_over() -> None:
-    assert decide(wanted(), receipt("queued", remaining=0.1)) == ClaimAnswer(state="held", wait_ms=100)
+    assert decide(wanted(), receipt("queued", remaining=0.1)) == ClaimAnswer(state="held", wait_ms=100, run_id="other-run")
 
 
 @pytest.mark.parametrize("effect", ["read", "idempotent", "non_idempotent"])
@@ -225,7 +225,7 @@ def test_looking_claims_nothing() -> None:
     assert decide(look, None) == ClaimAnswer(state="absent")
     assert decide(look, receipt("queued", over=True)) == ClaimAnswer(state="absent")
     assert decide(look, receipt("released")) == ClaimAnswer(state="absent")
-    assert decide(look, receipt("running")) == ClaimAnswer(state="held", wait_ms=250)
+    assert decide(look, receipt("running")) == ClaimAnswer(state="held", wait_ms=250, run_id="other-run")
     served = decide(look, receipt("completed", output=output(900.0)))
     assert isinstance(served, ClaimAnswer)
     assert served.state == "completed"

@@ -86,7 +86,7 @@ class Bench:
         self.desk = MemoryDesk(lambda _, item: self.answer(item))
         self.leases = LeasesForEver()
         self.receipts = MemoryStepReceipts(self.clock.now)
-        self.steps = StepRunner(self.receipts, SystemClock(), threads, hold=0.02, again=5.0, body_limit=0.2, row_limit=20.0)
+        self.steps = StepRunner(self.receipts, SystemClock(), threads, hold=0.02, patience=0.02, again=5.0, body_limit=0.2, row_limit=20.0)
         self.threads = threads
         self.engine = Engine(
             admission=self.admission,

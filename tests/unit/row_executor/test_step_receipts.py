@@ -25,6 +25,7 @@ from rowmill_row_executor.step_receipts import BusStepReceipts
 from rowmill_row_executor.step_runner import StepRunner
 
 RUN = "run-1"
+HOLD = 0.1
 
 
 class Now:
@@ -97,10 +98,10 @@ class Executor:
         self.asks = Asks(store)
         self.leases = Leases(store)
         self.receipts = BusStepReceipts(self.asks, self.leases, SystemClock(), holder="executor", gather=0.001)
-        self.runner = StepRunner(self.receipts, SystemClock(), threads, hold=0.5, again=5.0, body_limit=20.0, row_limit=20.0)
+        self.runner = StepRunner(self.receipts, SystemClock(), threads, hold=HOLD, patience=10.0, again=5.0, body_limit=20.0, row_limit=20.0)
 
-    async def run(self, fn: Callable[[], Any], **facts: Any) -> CallOutcome:
-        asker = Asker(RUN, "org", "play", 0.0)
+    async def run(self, fn: Callable[[], Any], *, run: str = RUN, **facts: Any) -> CallOutcome:
+        asker = Asker(run, "org", "play", 0.0)
         return await self.runner.run(asker, step_of(asker, fn, **facts))
 
 
@@ -182,14 +183,28 @@ async def test_a_step_that_another_executor_runs_is_waited_for_and_not_run(new_e
 
 async def test_it_is_waited_for_no_longer_than_the_hand_holds(new_executor: Any) -> None:
     here, there = new_executor(), new_executor()
-    running = asyncio.ensure_future(there.run(asyncio.Event().wait))
+    never = asyncio.Event()
+    running = asyncio.ensure_future(there.run(never.wait, run="run-2", stale_after=60))
     await until(lambda: there.leases.lost)
-    outcome = await here.run(lambda: pytest.fail("it is run there"))
+    outcome = await here.run(never.wait, stale_after=60)
     assert (outcome.outcome, outcome.wait_ms) == ("deferred", 5000)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await there.receipts.drain()
-    assert (await here.run(lambda: 1)).outcome == "completed"
+    never.set()
+    assert (await here.run(never.wait, stale_after=60)).outcome == "completed"
+
+
+async def test_what_its_own_run_left_behind_is_waited_for_until_its_executor_counts_as_dead(new_executor: Any, store: MemoryReceipts) -> None:
+    here, there = new_executor(), new_executor()
+    dead = asyncio.ensure_future(there.run(asyncio.Event().wait))
+    await until(lambda: there.leases.lost)
+    again = asyncio.ensure_future(here.run(lambda: 1))
+    await asyncio.sleep(3 * HOLD)
+    store.answer(KeepPresence(presence=there.leases.names[0], leave=True))
+    assert (await again).outcome == "completed"
+    dead.cancel()
+    await asyncio.gather(dead, return_exceptions=True)
 
 
 async def test_who_loses_a_lease_stops_and_gets_what_the_other_stored(new_executor: Any, now: Now) -> None:

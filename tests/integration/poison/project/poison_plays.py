@@ -9,7 +9,7 @@ import time
 
 from pydantic import BaseModel
 
-from rowmill import Context, Handle, Rows, column, play
+from rowmill import Context, Handle, RowContext, Rows, column, play
 
 
 class Item(BaseModel):
@@ -36,8 +36,10 @@ def doing(row: Item) -> str:
     return row.name.upper()
 
 
-async def doing_later(row: Item) -> str:
+async def doing_later(row: Item, ctx: RowContext) -> str:
     await asyncio.sleep(0.001)
+    if row.does == "exit in a step":
+        await ctx.step("last", lambda: os._exit(3))
     if row.does == "never":
         await asyncio.Event().wait()
     return doing(row)
