@@ -140,7 +140,7 @@ class History(RuleBasedStateMachine):
     # ---- time, death, runs, shards ------------------------------------------------------------------------------------------------------
 
     @rule(
-        what=st.sampled_from(["time"] * 4 + ["death", "run", "halt", "body", "sweep"] + ["shard", "operator", "presence"] * 2),
+        what=st.sampled_from(["time"] * 4 + ["death", "run", "halt", "body"] + ["sweep"] * 2 + ["shard", "operator", "presence"] * 2),
         number=pick,
         seldom=seldom,
     )
@@ -162,7 +162,8 @@ class History(RuleBasedStateMachine):
                 self._do(self._keeping("abc"[number % 3], leave=seldom))
             case "operator":
                 self._do(self._deciding(self.keys[number % len(self.keys)], ("replay", "completed", "failed")[number // 3 % 3]))
-            case "sweep":
+            case "sweep":  # so long after what was claimed last, or at once
+                self.world.store.clock_offset += (0.0, QUEUED + 1, 2 * QUEUED - 1, 2 * QUEUED + 1)[number % 4]
                 self._do(self._sweeping())
             case "halt":
                 self._decide(self.runs[number % 3], number // 3, stop=seldom)
