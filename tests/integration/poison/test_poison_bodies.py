@@ -24,8 +24,8 @@ def ward_settings() -> dict[str, str]:
         "ROWMILL_RUN_LEASE": str(LEASE / SCALE),
         "ROWMILL_LEASE_PATIENCE": str(1.5 * LEASE / SCALE),
         "ROWMILL_BODY_TIMEOUT": str(2.0 / SCALE),
-        "ROWMILL_PRESENCE_LEASE": str(LEASE / SCALE),
-        "ROWMILL_STEP_PATIENCE": str(2 * LEASE / SCALE),
+        "ROWMILL_PRESENCE_LEASE": str(2 * LEASE / SCALE),
+        "ROWMILL_STEP_PATIENCE": str(4 * LEASE / SCALE),
     }
 
 
