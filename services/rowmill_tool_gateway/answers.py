@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import structlog
+
 from rowmill.runtime.gathering import Gatherer
 from rowmill_contracts.envelope import PAGE_BYTES, PAGE_ROWS, Message
 from rowmill_contracts.tools import CallOutcome, ToolResults
 from rowmill_tool_gateway.flights import Call, Page
+
+log = structlog.get_logger()
 
 KEPT_QUEUES = 64
 """Gatherers kept for reply queues; more than there are executors at a time."""
@@ -47,7 +51,10 @@ class Answers:
                 del self._gatherers[next(iter(self._gatherers))]  # one with answers left is kept alive by its own timer and tasks
 
             async def flush(answers: list[Answer]) -> None:
-                await self._replies.send_reply(reply_to, ToolResults(results=[outcome for outcome, _ in answers]))
+                try:
+                    await self._replies.send_reply(reply_to, ToolResults(results=[outcome for outcome, _ in answers]))
+                except Exception:  # whatever it is, the answers are lost, and asked for again; their pages must not be held for ever
+                    log.exception("answers_lost", reply_to=reply_to, answers=len(answers))
                 for _, page in answers:
                     page.unsent -= 1
                     if page.unsent == 0 and not page.done.done():

@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
+from rowmill.encoding.receipts import short_digest
 from rowmill.errors import AskDied, RowmillError
 from rowmill.runtime.clock import Clock, backoff
 from rowmill.runtime.gathering import Gatherer
@@ -46,6 +47,7 @@ from rowmill_tool_gateway.flights import Flight
 log = structlog.get_logger()
 
 ReplyT = TypeVar("ReplyT", bound=Message)
+OutcomeT = TypeVar("OutcomeT", Completion, FailedCall)
 OnClaimed = Callable[[Flight, ClaimAnswer | None], None]
 """Told the answer to a claim or look-up; None: the store did not answer, and the lease may or may not be ours."""
 OnStored = Callable[[Flight, StoreAnswer], None]
@@ -55,6 +57,11 @@ _STORED = StoreAnswer(state="stored")
 
 UNHEARD_RELEASES = 10_000
 """Releases without an answer that are remembered; the oldest are forgotten first."""
+
+PARTED_AFTER, GIVEN_UP_AFTER = 3, 10
+"""Tries of a page of outcomes that ended in an error that nobody foresaw, after which its outcomes are asked for one by one; and of a single one,
+after which it is taken for one that cannot be stored, lest it keep the latch closed for ever."""
+_NOT_STORABLE = StoreAnswer(state="rejected")
 
 
 class Asks(Protocol):
@@ -154,6 +161,9 @@ class Receipts:
         except RowmillError as error:
             log.warning("claims_unanswered", shard=shard, claims=len(claims), error=str(error))
             return [None] * len(claims)
+        except Exception:  # whatever it is, those who wait for these claims are told
+            log.exception("claims_unanswered", shard=shard, claims=len(claims))
+            return [None] * len(claims)
         if len(reply.answers) != len(claims):
             log.error("claims_misaligned", claims=len(claims), answers=len(reply.answers))
             return [None] * len(claims)
@@ -189,37 +199,56 @@ class Receipts:
         self._failures.add((failed, flight, stored))
 
     async def _complete(self, items: list[tuple[Completion, Flight, OnStored]]) -> None:
-        answers = await self._store(Complete(completions=[item[0] for item in items]), len(items))
-        for (_, flight, stored), answer in zip(items, answers, strict=True):
-            _tell(stored, flight, answer)
+        await self._store(items, lambda some: Complete(completions=[item[0] for item in some]))
 
     async def _fail(self, items: list[tuple[FailedCall, Flight, OnStored]]) -> None:
-        answers = await self._store(Fail(failures=[item[0] for item in items]), len(items))
-        for (_, flight, stored), answer in zip(items, answers, strict=True):
-            _tell(stored, flight, answer)
+        await self._store(items, lambda some: Fail(failures=[item[0] for item in some]))
 
-    async def _store(self, request: Complete | Fail, items: int) -> Sequence[StoreAnswer]:
-        """Ask until it is stored. The latch is closed from the first failure to the success."""
-        failures = 0
+    async def _store(self, items: list[tuple[OutcomeT, Flight, OnStored]], request: Callable[[list[Any]], Complete | Fail]) -> None:
+        """Ask until they are stored, and tell. The latch is closed from the first failure on. An outcome with which asking ends in an error that
+        nobody foresaw is asked for alone, and given up in the end, so that it holds up no others.
+        """
+        closed = False
+
+        def failed() -> None:
+            nonlocal closed
+            self._failing += not closed
+            closed = True
+
+        try:
+            answers = await self._answered(lambda: request(items), failed, tries=PARTED_AFTER if len(items) > 1 else GIVEN_UP_AFTER)
+            if answers is None and len(items) > 1:
+                await asyncio.gather(*(self._store([item], request) for item in items))
+                return
+            if answers is None:
+                log.error("outcome_given_up", tool=items[0][1].tool.id, receipt=short_digest(items[0][1].key))
+            elif len(answers) != len(items):
+                log.error("outcomes_misaligned", outcomes=len(items), answers=len(answers))
+                answers = [_STORED] * len(items)
+            for (_, flight, stored), answer in zip(items, answers or [_NOT_STORABLE], strict=True):
+                _tell(stored, flight, answer)
+        finally:
+            self._failing -= closed
+            if closed and not self._failing:
+                log.info("outcomes_stored_again", outcomes=len(items))
+                self._storing_again()
+
+    async def _answered(self, request: Callable[[], Complete | Fail], failed: Callable[[], None], *, tries: int) -> Sequence[StoreAnswer] | None:
+        """What the store answers, however long that takes. None: ``tries`` ended in errors that nobody foresaw. ``failed``: told of each failure."""
+        failures = unforeseen = 0
         while True:
             try:
-                reply = await self._asks.ask(request, RECEIPTS_SETTLE, Completed, timeout=self._timeout)
+                return (await self._asks.ask(request(), RECEIPTS_SETTLE, Completed, timeout=self._timeout)).answers
             except RowmillError as error:
-                failures += 1
-                if failures == 1:
-                    self._failing += 1
-                log.warning("outcomes_not_stored", outcomes=items, failures=failures, error=str(error))
-                await self._pause(backoff(failures, first=0.1, limit=self._timeout))
-                continue
-            if failures:
-                self._failing -= 1
-                log.info("outcomes_stored_again", outcomes=items)
-                if not self._failing:
-                    self._storing_again()
-            if len(reply.answers) == items:
-                return reply.answers
-            log.error("outcomes_misaligned", outcomes=items, answers=len(reply.answers))
-            return [_STORED] * items
+                log.warning("outcomes_not_stored", failures=failures + 1, error=str(error))
+            except Exception:
+                log.exception("outcomes_not_stored", failures=failures + 1)
+                unforeseen += 1
+            failures += 1
+            failed()
+            if unforeseen >= tries:
+                return None
+            await self._pause(backoff(failures, first=0.1, limit=self._timeout))
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -258,6 +287,9 @@ class Receipts:
             log.exception("releases_died", leases=len(leases))
         except RowmillError as error:
             log.warning("leases_not_released", leases=len(leases), error=str(error))
+            return False
+        except Exception:  # whatever it is, their flights go on
+            log.exception("leases_not_released", leases=len(leases))
             return False
         return True
 
