@@ -367,15 +367,19 @@ FROM (
 WHERE w.dataset_seq = halted.dataset_seq AND w.row_index = halted.row_index
 
 -- name: provider_serves
--- A provider serves again: rows of an organisation that wait for it are called back. In turns of $6 rows of each run, the oldest first: $4 of them now
--- (or as many turns later), and then $5 at a time, $3 a second. Those whose turn comes after $7 others keep their time until they are told anew.
+-- A provider serves again: rows of an organisation that wait for it are called back. In turns of $6 rows of each run, the oldest first, beginning with
+-- the run of which none came for longest: $4 of them now (or as many turns later), and then $5 at a time, $3 a second. Those whose turn comes after $7
+-- others keep their time until they are told anew.
 WITH waiting AS (
     SELECT w.dataset_seq, w.row_index, w.called_back, r.number AS run,
            row_number() OVER (PARTITION BY r.number ORDER BY w.asked NULLS FIRST, w.dataset_seq, w.row_index) - 1 AS place
     FROM waits w JOIN datasets d USING (dataset_seq) JOIN runs r USING (run_id)
     WHERE w.state = 'waiting' AND NOT w.halted AND w.provider = $2 AND r.org = $1
+), lately AS (
+    SELECT r.number AS run, max(w.released_at) AS came FROM waits w JOIN datasets d USING (dataset_seq) JOIN runs r USING (run_id)
+    WHERE r.number IN (SELECT run FROM waiting) AND w.called_back AND w.state <> 'waiting' GROUP BY r.number
 ), turns AS (
-    SELECT *, row_number() OVER (ORDER BY place / $6::int, run, place) - 1 AS turn FROM waiting
+    SELECT *, row_number() OVER (ORDER BY place / $6::int, came NULLS FIRST, run, place) - 1 AS turn FROM waiting LEFT JOIN lately USING (run)
 ), ours AS (
     SELECT o.dataset_seq, o.row_index, CASE WHEN t.turn < $7::int THEN t.turn - $4::int END AS later
     FROM waits o JOIN turns t USING (dataset_seq, row_index)

@@ -40,6 +40,8 @@ class Lane:
         self.concurrency = concurrency
         self.pace = pace
         self.in_flight = 0
+        self.begun = 0
+        """Requests that were sent since the lane was made."""
         self.elsewhere = 0
         """Requests that other gateways have open since they had the lane's shard."""
         self.claimed = 0.0
@@ -102,6 +104,7 @@ class Lane:
     def opened(self, now: float) -> None:
         """A request is about to be sent."""
         self.in_flight += 1
+        self.begun += 1
         if self.pace is not None:
             self.pace.begin(now)
 

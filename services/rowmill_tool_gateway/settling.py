@@ -46,6 +46,8 @@ STEPS = 4
 """In how many steps those come back that are ahead of their turn. Few, since each step costs a look at every page of which a row comes."""
 CORRECTED = 0.5
 """How much of what is missing ahead of a lane, or is too much, is made up for at a time: the rest may be on its way."""
+SLOWEST = 0.05
+"""The least of its rate at which a lane is served, however little it was seen to take."""
 BEFOREHAND = 1.5
 """For how much longer rows are called back than until the next time that it is told."""
 
@@ -77,6 +79,8 @@ class Settler:
         self._serves = serves
         self._policy = RetryPolicy(settings.call_attempts, settings.retry_first, settings.retry_limit)
         self._refreshing: set[asyncio.Task[None]] = set()
+        self._told: dict[tuple[str, str], tuple[float, int]] = {}
+        """When it was last told of a lane how its rows are to come back, and how many requests it had begun by then."""
         self._tries: dict[tuple[str, str], int] = {}
         """Tries of a call (receipt key and run) that failed so far. Kept apart from its flight, which ends whenever the call must wait elsewhere."""
 
@@ -158,15 +162,23 @@ class Settler:
                 lane.close(now, seconds)
 
     def call_back(self, lane: Lane, weight: float) -> ProviderServes | None:
-        """How the rows that wait for this provider are to come back from now on, if it serves: at the lane's rate, a little before their turn."""
+        """How the rows that wait for this provider are to come back from now on, if it serves: a little before their turn, at the lane's rate, or at
+        what it was seen to take since this was last told, if it never ran dry.
+        """
         if lane.unavailable_for(self._clock.monotonic()) is not None:
             return None
-        per_second, lead = lane.requests_per_second() / weight, self._settings.lead
+        now, lead, backlog = self._clock.monotonic(), self._settings.lead, self._dispatcher.backlog(lane)
+        per_second = lane.requests_per_second() / weight
+        told_at, begun = self._told.get((lane.org, lane.provider), (0.0, 0))
+        self._told[lane.org, lane.provider] = (now, lane.begun)
+        since_told_last = self._settings.hand / 2 < now - told_at < 2 * self._settings.hand
+        if since_told_last and backlog >= max(1.0, per_second * lead * CORRECTED):
+            per_second = min(per_second, max((lane.begun - begun) / weight / (now - told_at), per_second * SLOWEST))
         return ProviderServes(
             org=lane.org,
             provider=lane.provider,
             per_second=per_second,
-            at_once=round((per_second * lead - self._dispatcher.backlog(lane)) * CORRECTED),
+            at_once=round((per_second * lead - backlog) * CORRECTED),
             every=lead / STEPS,
             seconds=BEFOREHAND * self._settings.hand,
         )

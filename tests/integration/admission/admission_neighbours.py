@@ -162,6 +162,8 @@ class Neighbours:
         self.receipts_away = False
         self.keys_away = False
         self.nonsense_for: set[str] = set()
+        self.nonsense_pages: set[tuple[str, int]] = set()
+        self.nonsense_counts_for: set[str] = set()
         self._changed = asyncio.Condition()
 
     async def join(self) -> None:
@@ -246,7 +248,9 @@ class Neighbours:
 
     async def _ask(self, delivery: Delivery) -> None:
         match delivery.message:
-            case LookupRows() as request if request.run_id in self.nonsense_for:
+            case LookupRows() as request if request.run_id in self.nonsense_for or (request.run_id, request.page) in self.nonsense_pages:
+                await self.bus.reply(delivery, RunShown())
+            case ReadCounts() as request if request.run_id in self.nonsense_counts_for:
                 await self.bus.reply(delivery, RunShown())
             case LookupRows() as request:
                 answer: Message = self.books.look_up(request)

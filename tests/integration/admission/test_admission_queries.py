@@ -94,6 +94,18 @@ async def test_rows_are_called_back_at_the_rate_their_runs_in_turn_and_of_each_r
         left_alone = [by_row["halted", 1], by_row["elsewhere", 1]]
         assert all(row["due"] > 3000 and not row["called_back"] for row in left_alone)
 
+    await database.execute(
+        "UPDATE waits SET state = 'released', released_at = clock_timestamp() FROM datasets d"
+        " WHERE d.dataset_seq = waits.dataset_seq AND d.run_id = 'first' AND row_index = 4"
+    )
+    await waits.provider_serves(database, "own", "away", waits.Turns(per_second=10.0, at_once=2, together=1, of_a_run=2, rows=9))
+    found = await database.fetch(
+        "SELECT d.run_id, w.row_index FROM waits w JOIN datasets d USING (dataset_seq) WHERE w.called_back AND w.state = 'waiting' ORDER BY due_at"
+    )
+    order = [(row["run_id"], row["row_index"]) for row in found]
+    assert set(order[:2]) == {("second", 1), ("second", 2)}, "the other run has had its turn"
+    assert order[2:] == [("first", 3), ("first", 2), ("second", 3), ("second", 4), ("first", 1), ("second", 5)]
+
 
 async def test_a_run_starts_when_it_is_stored_not_when_its_transaction_began(database: Database) -> None:
     async with database.pool.acquire() as connection, connection.transaction():

@@ -133,6 +133,18 @@ async def test_fewer_are_called_back_where_more_wait_at_the_lane_than_should(pat
         told.append(message.at_once)
     ahead = round(told[0] * 2)
     assert told == [round(ahead / 2), round((ahead - 2) / 2), round((ahead - 10) / 2)]
+
+    await patient.clock.sleep(patient.settings.hand)
+    lane.begun += 1
+    slow = patient.engine.settler.call_back(lane, 1.0)
+    assert slow is not None
+    assert slow.per_second < message.per_second, "it took one in all that time, and ten wait"
+    await patient.clock.sleep(patient.settings.hand)
+    monkeypatch.setattr(patient.engine.dispatcher, "backlog", lambda _lane: 0)
+    dry = patient.engine.settler.call_back(lane, 1.0)
+    assert dry is not None
+    assert dry.per_second == message.per_second
+
     lane.close(patient.clock.monotonic(), 1.0)
     assert patient.engine.settler.call_back(lane, 1.0) is None, "it does not serve"
 

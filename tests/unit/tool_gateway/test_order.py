@@ -109,6 +109,13 @@ async def test_a_call_whose_turn_is_near_when_its_time_in_hand_is_over_stays_and
     assert 3 <= sent <= 4, "two within a second, and who comes within half of one after it"
 
 
+async def test_a_rate_of_less_than_one_request_in_the_time_that_a_call_waits_in_hand_is_used() -> None:
+    rig = Rig(ToolGatewaySettings(hand=0.2))
+    [outcome] = await rig.ask([rig.item(tool(rate="1/s"), {"domain": "a.example"}, asked=rig.clock.now())])
+    await rig.stop()
+    assert outcome.outcome == "completed"
+
+
 async def test_one_call_that_cannot_be_let_go_keeps_no_other_in_hand(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     find = tool()
     rig.port.script = answering({}, status=429, Retry_After="60")
