@@ -101,7 +101,7 @@ class BusStepReceipts:
             presence = self._presence
             if not presence:
                 presence = self._presence = await self._leases.present()
-            answer: ClaimAnswer = await self._ask(self._claims[confirm], claim)
+            answer: ClaimAnswer = await self._ask(self._claims[confirm], claim, self._unheard)
             if answer.state != "refused":
                 return answer
             if self._presence == presence:  # it has ended: this process was away for too long
@@ -133,10 +133,21 @@ class BusStepReceipts:
         for pages in (*self._claims.values(), self._confirms, self._completions, self._failures, self._releases):
             await pages.drain()
 
-    async def _ask(self, pages: Gatherer[_Item], facts: Any) -> Any:
+    async def _ask(self, pages: Gatherer[_Item], facts: Any, unheard: Callable[[_Item], None] | None = None) -> Any:
+        """``unheard``: told of an answer that came as its asker was cancelled."""
         item = _Item(facts)
         pages.add(item)
-        return await item.answer
+        try:
+            return await item.answer
+        except BaseException:
+            if not item.answer.cancel() and unheard is not None:  # a row that was begun by hand is dropped without cancelling what it waits for
+                unheard(item)
+            raise
+
+    def _unheard(self, item: _Item) -> None:
+        answer = item.answer
+        if not answer.cancelled() and answer.exception() is None and answer.result().state == "granted":
+            self.release(_unsent(item.facts))
 
     # ---- pages ------------------------------------------------------------------------------------------------------------------------
 

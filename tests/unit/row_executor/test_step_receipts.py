@@ -17,6 +17,7 @@ from rowmill_contracts.envelope import Message
 from rowmill_contracts.presences import KeepPresence
 from rowmill_contracts.receipts import Claim, ClaimReceipts, Complete, Confirm, LeaseRef, Release, Renew
 from rowmill_contracts.tools import CallOutcome
+from rowmill_row_executor import step_receipts
 from rowmill_row_executor.leases import LeaseOwners, LeaseThread
 from rowmill_row_executor.ports import Asker
 from rowmill_row_executor.presence import Presence
@@ -163,6 +164,35 @@ async def test_a_claim_that_is_answered_after_its_row_has_gone_is_given_back(new
     await here.receipts.drain()
     assert [receipt.state for receipt in store.receipts.values()] == ["released"]
     assert (await there.run(lambda: 8)).outcome == "completed"
+
+
+async def test_a_claim_that_is_answered_as_its_row_goes_is_given_back(
+    new_executor: Any, store: MemoryReceipts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = new_executor()
+    tell = step_receipts._tell
+
+    def told_too_late(*facts: Any) -> None:
+        tell(*facts)
+        running.cancel()
+
+    running = asyncio.ensure_future(here.run(lambda: 7))
+    monkeypatch.setattr(step_receipts, "_tell", told_too_late)
+    await asyncio.gather(running, return_exceptions=True)
+    await here.receipts.drain()
+    assert [receipt.state for receipt in store.receipts.values()] == ["released"]
+
+
+async def test_a_claim_of_a_row_that_was_begun_by_hand_and_dropped_is_given_back(new_executor: Any, store: MemoryReceipts) -> None:
+    here = new_executor()
+    await here.run(lambda: 1)
+    store.receipts.clear()
+    by_hand = here.run(lambda: 2)
+    by_hand.send(None)
+    by_hand.close()
+    await here.receipts.drain()
+    assert [receipt.state for receipt in store.receipts.values()] == ["released"]
+    assert bytes((await here.run(lambda: 3)).result) == b'{"raw":3}'
 
 
 async def test_a_step_that_another_executor_runs_is_waited_for_and_not_run(new_executor: Any) -> None:
