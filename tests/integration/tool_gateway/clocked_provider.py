@@ -1,9 +1,9 @@
 """A provider as a process of its own that does nothing but note when requests arrive, by its own clock, and how far that note may be late.
 
 ``python clocked_provider.py [LATENCY_MS]`` prints ``ready <url>``. Every POST is answered with a result, one to ``/after/<ms>/<lane>`` after that
-time; ``GET /count`` gives how many there were, ``GET /arrivals`` the notes so far as ``[[seconds, late], ...]``: ``late`` is for how long this
-process did not look at its sockets before. ``GET /lanes`` gives for each path its ``arrivals``, the most requests that were ``open`` at once, and the
-``bodies``.
+time, one to ``/held/<lane>`` not before ``GET /answer``. ``GET /count`` gives how many there were, ``GET /arrivals`` the notes so far as
+``[[seconds, late], ...]``: ``late`` is for how long this process did not look at its sockets before. ``GET /lanes`` gives for each path its
+``arrivals``, the most requests that were ``open`` at once, and the ``bodies``.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Arrivals:
         self.seen: list[tuple[float, float]] = []
         self.looked = time.monotonic()
         self.lanes: dict[str, Lane] = {}
+        self.held: list[Connection] = []
 
     async def tick(self) -> None:
         while True:
@@ -55,6 +56,9 @@ class Arrivals:
         return lane
 
     def document(self, path: str) -> object:
+        if path == "/answer":
+            while self.held:
+                self.held.pop().answer()
         if path == "/count":
             return len(self.seen)
         if path == "/lanes":
@@ -87,8 +91,11 @@ class Connection(asyncio.Protocol):
                 self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             else:
                 self._answering = self._arrivals.note(path, content)
+                if path.startswith("/held/"):
+                    self._arrivals.held.append(self)
+                    continue
                 latency = int(path.split("/")[2]) / 1000 if path.startswith("/after/") else self._arrivals.latency
-                asyncio.get_running_loop().call_later(latency, self._answer)
+                asyncio.get_running_loop().call_later(latency, self.answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended()
@@ -99,7 +106,7 @@ class Connection(asyncio.Protocol):
             self._answering.now_open -= 1
             self._answering = None
 
-    def _answer(self) -> None:
+    def answer(self) -> None:
         self._ended()
         if not self._transport.is_closing():
             self._transport.write(ANSWER)

@@ -7,8 +7,7 @@ import json
 import sys
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,10 @@ from rowmill_tool_gateway.settings import ToolGatewaySettings
 pytestmark = pytest.mark.servers
 
 SCALE = 0.2
-SLOW_MS = 900
-"""Longer than a shard that is handed over waits for its open requests, at this scale."""
-RATE = Rate(12, 1.0)
+RATE = Rate(20, 2.0)
 CONCURRENCY = 3
-OUTSTANDING = 6
-"""Calls of each lane that are asked for at a time: more than may be open."""
+OUTSTANDING = 4
+"""Calls of each lane that are asked for at a time, where lanes are at work."""
 
 PLAYS = """
 from pydantic import BaseModel
@@ -54,14 +51,18 @@ class FindOut(BaseModel):
 def lane(name: str, **limits: object) -> None:
     provider = Provider(name, base_url="{url}", **limits)
 
-    @provider.post(f"/after/{{0 if 'rate' in limits else {slow}}}/{{name}}", effect="idempotent", id="match")
+    @provider.post(f"/after/{latency}/{{name}}", effect="idempotent", id="match")
     class Match(HttpTool[FindIn, FindOut]): ...
 
+    @provider.post(f"/held/{{name}}", effect="idempotent", id="held")
+    class Held(HttpTool[FindIn, FindOut]): ...
+
 for name in {paced}:
-    lane(name, rate="{rate}", concurrency=50)
-for name in {slow_ones}:
+    lane(name, rate="{rate}", burst={burst}, concurrency={concurrency})
+for name in {others}:
     lane(name, concurrency={concurrency})
 """
+LATENCY_MS = 300
 
 
 def lane_names() -> list[str]:
@@ -75,15 +76,14 @@ def lane_names() -> list[str]:
 
 
 NAMES = lane_names()
-PACED, SLOW = NAMES[::2], NAMES[1::2]
+PACED, OTHERS = NAMES[::2], NAMES[1::2]
 
 
 @pytest.fixture
 def project(tmp_path: Path, clocked: Clocked) -> Iterator[Path]:  # noqa: F811 - the fixture
     module = f"sharing_plays_{abs(hash(tmp_path)):x}"
-    rate = f"{RATE.requests}/{RATE.window_seconds:g}s"
-    text = PLAYS.format(url=clocked.url, rate=rate, paced=PACED, slow_ones=SLOW, slow=SLOW_MS, concurrency=CONCURRENCY)
-    (tmp_path / f"{module}.py").write_text(text)
+    limits = {"rate": f"{RATE.requests}/{RATE.window_seconds:g}s", "burst": RATE.requests, "concurrency": CONCURRENCY}
+    (tmp_path / f"{module}.py").write_text(PLAYS.format(url=clocked.url, latency=LATENCY_MS, paced=PACED, others=OTHERS, **limits))
     (tmp_path / "rowmill.toml").write_text(f'plays = ["{module}"]\n')
     with registry.isolated():
         Project.find(tmp_path).load()
@@ -99,6 +99,7 @@ class Executor(Neighbours):
         super().__init__(broker_url, MemoryReceipts(SystemClock().now))
         self.ended: dict[str, str] = {}
         self.items: dict[str, CallItem] = {}
+        self.deferred: set[str] = set()
         self.wanted = OUTSTANDING
         self._outstanding: Counter[str] = Counter()
         self._due: list[tuple[float, CallItem]] = []
@@ -113,28 +114,43 @@ class Executor(Neighbours):
         for outcome in message.results:
             item = self.items[outcome.call_id]
             if outcome.outcome == "deferred":
+                self.deferred.add(outcome.call_id)
                 self._due.append((now + outcome.wait_ms / 1000, item))
             elif outcome.call_id not in self.ended:
                 self.ended[outcome.call_id] = outcome.outcome
                 self._outstanding[item.tool] -= 1
 
+    def call(self, tool: str) -> CallItem:
+        """Another call of that tool."""
+        self._numbers_of[tool] += 1
+        lead = f"{tool}-{self._numbers_of[tool]}"
+        item = self.item(tool, f"{lead}.example", row=f"leads/{lead}", asked=self.clock.now())
+        self.items[item.call_id] = item
+        return item
+
+    async def send_one_each(self) -> set[str]:
+        """One more call of each lane, which the provider holds; their ids."""
+        items = [self.call(f"{name}.held") for name in NAMES]
+        for item in items:
+            await self.send([item], started_at=1.0)
+        return {item.call_id for item in items}
+
+    async def send_again(self) -> None:
+        """Ask for what was deferred and is due."""
+        now = asyncio.get_running_loop().time()
+        again = [item for at, item in self._due if at <= now]
+        self._due = [entry for entry in self._due if entry[0] > now]
+        for item in again:
+            await self.send([item], started_at=1.0)
+
     async def work(self) -> None:
         """Ask until nothing more is wanted and everything has ended."""
         while self.wanted or len(self.ended) < len(self.items):
-            now = asyncio.get_running_loop().time()
-            again = [item for at, item in self._due if at <= now]
-            self._due = [entry for entry in self._due if entry[0] > now]
+            await self.send_again()
             for name in NAMES:
                 tool = f"{name}.match"
-                items = [item for item in again if item.tool == tool]
-                while self._outstanding[tool] < self.wanted:
-                    self._numbers_of[tool] += 1
-                    made = self.item(
-                        tool, f"{name}-{self._numbers_of[tool]}.example", row=f"leads/{name}-{self._numbers_of[tool]}", asked=self.clock.now()
-                    )
-                    self.items[made.call_id] = made
-                    self._outstanding[tool] += 1
-                    items.append(made)
+                items = [self.call(tool) for _ in range(self.wanted - self._outstanding[tool])]
+                self._outstanding[tool] += len(items)
                 if items:
                     await self.send(items, started_at=1.0)
             await asyncio.sleep(0.02)
@@ -183,12 +199,6 @@ def bodies(lanes: dict[str, Any]) -> Counter[str]:
     return Counter(body for lane in lanes.values() for body in lane["bodies"])
 
 
-def kept(lanes: dict[str, Any]) -> None:
-    """No provider saw more than it allows."""
-    assert {name: over for name in PACED if (over := exceeded(lanes[name]["arrivals"], RATE))} == {}
-    assert {name: lanes[name]["open"] for name in SLOW if lanes[name]["open"] > CONCURRENCY} == {}
-
-
 async def shown(executor: Executor, *shares: int) -> None:
     """Wait until `rowmill lanes` shows that these are the shares: every lane has a shard of its own."""
     async with asyncio.timeout(BOUND):
@@ -198,45 +208,108 @@ async def shown(executor: Executor, *shares: int) -> None:
                 return
 
 
+async def answered(clocked: Clocked) -> None:  # noqa: F811
+    """Let the provider answer what it holds."""
+    await asyncio.to_thread(lambda: urllib.request.urlopen(f"{clocked.url}/answer", timeout=10).close())  # noqa: S310
+
+
+Joining = Callable[[], Awaitable[App]]
+
+
+@pytest.fixture
+async def join(broker_url: str, project: Path) -> AsyncIterator[Joining]:
+    """Starts gateways in this process."""
+    apps: list[App] = []
+
+    async def start() -> App:
+        apps.append(App(ToolGatewaySettings(broker_url=broker_url, project=project, time_scale=SCALE)))
+        await apps[-1].start()
+        return apps[-1]
+
+    yield start
+    for app in apps:
+        await app.stop()
+
+
+@pytest.fixture
+async def executor(broker_url: str) -> AsyncIterator[Executor]:
+    made = Executor(broker_url)
+    await made.start()
+    yield made
+    await made.bus.stop()
+
+
+async def test_who_is_handed_a_lane_counts_what_is_still_open(
+    holders: Holders,
+    join: Joining,
+    executor: Executor,
+    clocked: Clocked,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One gateway has as much open as it may, and the provider answers nothing; then another comes, and more calls."""
+    monkeypatch.setenv("ROWMILL_SHARD_DRAIN", "0.25")  # not worth waiting for
+    await join()
+    asking = asyncio.create_task(asked_again(executor))
+    for _ in range(CONCURRENCY):
+        await executor.send_one_each()
+    await clocked.seen(SHARDS * CONCURRENCY)
+    assert list((await holders.now()).values()) == [SHARDS]
+
+    await join()
+    async with asyncio.timeout(BOUND):
+        while sorted((await holders.now()).values()) != [8, 8]:
+            await executor.send_one_each()
+            await asyncio.sleep(0.3)
+        last = await executor.send_one_each()
+        while not last <= executor.deferred and await clocked.count() == SHARDS * CONCURRENCY:
+            await asyncio.sleep(0.05)
+    assert await clocked.count() == SHARDS * CONCURRENCY, "whoever has the lanes by now sends nothing more"
+
+    async with asyncio.timeout(BOUND):
+        while len(executor.ended) < len(executor.items):
+            await answered(clocked)
+            await asyncio.sleep(0.05)
+    asking.cancel()
+    lanes = await read(clocked)
+    assert {lane["open"] for lane in lanes.values()} == {CONCURRENCY}
+    assert set(bodies(lanes).values()) == {1}, "nothing is repeated by handing over"
+    assert set(executor.ended.values()) == {"completed"}
+
+
+async def asked_again(executor: Executor) -> None:
+    while True:
+        await executor.send_again()
+        await asyncio.sleep(0.02)
+
+
 async def test_shards_are_shared_among_those_who_come_go_and_die(
     broker_url: str,
     project: Path,
-    clocked: Clocked,  # noqa: F811
     holders: Holders,
+    join: Joining,
+    executor: Executor,
+    clocked: Clocked,  # noqa: F811
 ) -> None:
-    settings = ToolGatewaySettings(broker_url=broker_url, project=project, time_scale=SCALE)
-    executor = Executor(broker_url)
-    await executor.start()
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(executor.bus.stop)
-        mortal = await stack.enter_async_context(gateway_process(settings, SCALE))
-
-        async def join() -> Callable[[], Any]:
-            app = App(settings)
-            await app.start()
-            return app.stop
-
-        leave_first = await join()
+    async with gateway_process(ToolGatewaySettings(broker_url=broker_url, project=project, time_scale=SCALE), SCALE) as mortal:
+        first = await join()
         working = asyncio.create_task(executor.work())
-        stack.callback(working.cancel)
         await holders.are(8, 8)
-        leave_third = await join()
+        await join()
         await holders.are(5, 5, 6)
-        lanes = await read(clocked)
-        assert max(bodies(lanes).values()) == 1, "nothing is repeated by handing over"
         await shown(executor, 5, 5, 6)
+        assert set(bodies(await read(clocked)).values()) == {1}, "nothing is repeated by handing over"
         mortal.kill()
         await mortal.wait()
         left = await holders.are(8, 8)
-        await leave_first()
+        await first.stop()
         assert set((await holders.are(16)).items()) <= {(name, 16) for name in left}
-        executor.wanted = 0
-        async with asyncio.timeout(BOUND):
-            await working
-        await leave_third()
+    executor.wanted = 0
+    async with asyncio.timeout(BOUND):
+        await working
     lanes = await read(clocked)
-    kept(lanes)
+    assert {name: over for name in PACED if (over := exceeded(lanes[name]["arrivals"], RATE))} == {}
+    assert {name: lanes[name]["open"] for name in NAMES if lanes[name]["open"] > CONCURRENCY} == {}
     assert set(executor.ended.values()) == {"completed"}
     asked = bodies(lanes)
     assert len(asked) == len(executor.items), "each effect once"
-    assert sum(asked.values()) - len(asked) <= len(SLOW) * CONCURRENCY + len(PACED) * 2, "only what was under way at the death is repeated"
+    assert sum(asked.values()) - len(asked) <= SHARDS * OUTSTANDING, "only what was under way at the death is repeated"

@@ -22,7 +22,7 @@ from rowmill_tool_gateway.settings import ToolGatewaySettings
 
 
 def find_tool(*, effect: str = "read", **options: Any) -> Any:
-    provider_options = {name: options.pop(name) for name in ("rate", "concurrency") if name in options}
+    provider_options = {name: options.pop(name) for name in ("rate", "burst", "concurrency") if name in options}
     provider = Provider("hunter", base_url="http://127.0.0.1:1", **provider_options)
 
     @provider.post("/v2/find", effect=effect, cost=Decimal("0.01"), **options)  # type: ignore[arg-type]

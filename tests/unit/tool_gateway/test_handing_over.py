@@ -11,6 +11,7 @@ from tests.unit.tool_gateway.conftest import Rig, answering
 from tests.unit.tool_gateway.test_engine import find_tool
 
 from rowmill_contracts.digests import SHARDS, shard_of
+from rowmill_contracts.events import AskLanes
 from rowmill_contracts.shards import LeaseShard, OpenRequests
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse
 from rowmill_tool_gateway.settings import ToolGatewaySettings
@@ -133,6 +134,24 @@ async def test_who_takes_a_shard_counts_what_its_former_holder_has_open(patient:
     await until(lambda: after.open == 3)
     after.answer()
     await until(lambda: len(second.bus.outcomes) == 10)
+    await first.stop()
+    await second.stop()
+
+
+async def test_who_takes_a_shard_knows_what_its_former_holder_sent(patient: ToolGatewaySettings) -> None:
+    settings = patient.model_copy(update={"hand": 200.0})
+    first = Rig(settings, holder=FIRST)
+    find = find_tool(rate="4/600s", burst=4)
+    await first.ask([first.item(find, {"domain": f"{number}.example"}) for number in range(3)])
+    second = Rig(settings, first.store, holder=SECOND)
+    await until(lambda: holder(first) == "")
+    second.hand_in([second.item(find, {"domain": f"{number}.example"}) for number in range(10, 13)])
+    await until(lambda: len(second.port.requests) > 0)
+    await until(lambda: len(second.bus.outcomes) == len(second.port.requests))
+    [lane] = second.engine.show(AskLanes()).lanes
+    assert (lane.held, lane.permits, lane.waiting) == (True, 0, 2)
+    assert len(first.port.requests) + len(second.port.requests) == 4, "as many as the window holds"
+    second.engine.hand.put_down()
     await first.stop()
     await second.stop()
 
