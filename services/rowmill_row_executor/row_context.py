@@ -82,7 +82,7 @@ class RowCalls:
         self.column = ""
         self.asked = asked
         self._steps = steps
-        self._ids = StepIds("one column of one row")
+        self._ids: StepIds | None = None
         self._make_handle = make_handle
         self.paid: dict[str, Decimal] = {}
         self.parked: Parked | None = None
@@ -152,6 +152,8 @@ class RowCalls:
         self.check()
         refuse_within_step()
         column = self.column
+        if self._ids is None:  # few rows have steps
+            self._ids = StepIds("one column of one row")
         step = self._ids.prepare(
             self.asker,
             id,
