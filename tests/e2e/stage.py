@@ -67,8 +67,9 @@ concurrency = 4
 """
 
 MORE_PLAYS = """
+from pathlib import Path
 from pydantic import BaseModel
-from rowmill import Context, Rows, play
+from rowmill import Context, Provider, Rows, ToolCall, play
 
 class Domains(BaseModel):
     rows: Rows
@@ -76,6 +77,35 @@ class Domains(BaseModel):
 @play("misspelt", description="Asks for a tool that there is not")
 async def misspelt(ctx: Context, input: Domains) -> None:
     await ctx.dataset("misspelt", input.rows).with_column("email", lambda row, ctx: ctx.call("hunter.fnid", {})).run(key="domain")
+
+class Word(BaseModel):
+    word: str
+
+books = Provider("books", base_url="https://books.example", concurrency=20)
+
+def sharing(cache):
+    @books.tool(cache, effect="read", cache=cache)
+    async def ask(given: Word, call: ToolCall) -> str:
+        with Path(__file__).with_name("asked").open("a") as asked:
+            asked.write(cache + chr(10))
+        return given.word
+    return ask
+
+tools = [sharing(cache) for cache in ("org", "play", "run", "none")]
+
+class Words(BaseModel):
+    rows: Rows
+
+async def shared(row, ctx):
+    return [(await ctx.call(tool, Word(word=row["word"]))).raw for tool in tools]
+
+@play("sharing", description="Equal calls of tools that share their results with whom they say")
+async def sharing_play(ctx: Context, input: Words) -> None:
+    await ctx.dataset("shared", input.rows).with_column("found", shared).run(key="name")
+
+@play("sharing_too", description="The same calls in another play")
+async def sharing_too(ctx: Context, input: Words) -> None:
+    await ctx.dataset("shared", input.rows).with_column("found", shared).run(key="name")
 """
 
 

@@ -1,10 +1,13 @@
-"""Budgets, pauses and stops on a whole system: exact by the provider's own count, and nothing paid for twice afterwards."""
+"""Budgets, pauses and stops on a whole system: exact by the provider's own count, and nothing paid for twice afterwards. And who shares what was paid
+for.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 
@@ -91,6 +94,45 @@ async def test_a_resumption_with_too_little_waits_again(system: Stage, client: C
     await stands(job)
     await system.audit(client, job, rows)
     assert Books.told(system.provider.stats()) == Books.of(row["domain"] for row in rows)
+
+
+async def test_a_run_sends_nothing_after_its_wall_time_and_completes_once_it_has_more(system: Stage, client: Client, word: str) -> None:
+    rows = leads(200, word)
+    system.provider.control(latency_ms=600)
+    job = await client.start(system.play(), leads=rows, budget={"wall_time": "1s"})
+
+    waiting_for = (await stands(job)).waiting_for or ""
+    assert re.fullmatch(r"budget: wall time, 1 s are over.*", waiting_for), waiting_for
+    system.provider.control(latency_ms=0)
+    sent = await rests(system)
+    whole = Books.of(row["domain"] for row in rows)
+    assert sent.total < whole.total
+    await asyncio.sleep(0.3)
+    assert Books.told(system.provider.stats()) == sent
+
+    resumed = await asyncio.to_thread(system.rowmill, "runs", "resume", job.run_id, "--budget", "wall-time=1h")
+    assert resumed.returncode == 0, resumed.stderr
+    await stands(job)
+    await system.audit(client, job, rows)
+    assert Books.told(system.provider.stats()) == whole
+
+
+async def test_equal_calls_are_made_once_for_whom_the_tool_says(system: Stage, client: Client, word: str) -> None:
+    asked = system.project / "asked"
+    asked.write_text("")
+
+    async def made(play: str, number: int) -> Counter[str]:
+        """Of each tool the calls of one more run of three rows that ask the same."""
+        before = Counter(asked.read_text().split())
+        rows = [{"name": f"{play} {number} {row}", "word": word} for row in range(3)]
+        summary = await stands(await client.start(system.play(play), rows=rows))
+        assert (summary.state, summary.counts.completed) == ("completed", 3), summary.error
+        return Counter(asked.read_text().split()) - before
+
+    assert await made("sharing", 1) == {"org": 1, "play": 1, "run": 1, "none": 3}
+    assert await made("sharing", 2) == {"run": 1, "none": 3}
+    assert await made("sharing_too", 1) == {"play": 1, "run": 1, "none": 3}
+    await rests(system)
 
 
 async def test_a_paused_run_sends_nothing_until_it_is_resumed(system: Stage, client: Client, word: str) -> None:
