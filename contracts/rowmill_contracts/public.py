@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from rowmill_contracts.envelope import Message, UndecodableMessage, decode
+from rowmill_contracts.retries import RunRetry
 from rowmill_contracts.runs import EventArrived, InputPage, InputSealed, RunStart, RunStop
-from rowmill_contracts.topology import INPUTS, RUNS_EVENT, RUNS_START, RUNS_STOP
+from rowmill_contracts.topology import INPUTS, RUNS_EVENT, RUNS_RETRY, RUNS_START, RUNS_STOP
 
 BY_KEY: Final[dict[str, tuple[type[Message], ...]]] = {
     RUNS_START: (RunStart,),
     RUNS_STOP: (RunStop,),
+    RUNS_RETRY: (RunRetry,),
     RUNS_EVENT: (EventArrived,),
     INPUTS: (InputPage, InputSealed),
 }

@@ -211,7 +211,8 @@ class HaltRun(Message, frozen=True, kw_only=True):
     ``decision`` numbers what was decided on the run: an older one than the newest that was stored changes nothing, unless it is a stop, which
     stands whatever was decided before or after. A numbered decision is whole: its ``budget`` replaces the former one. 0: not numbered, applies to
     runs of which no numbered decision is known, and leaves the budgets that it does not name as they are. ``deadline``: when the run's wall time
-    is over, in seconds since the epoch by the database's clock, unless the run is halted before.
+    is over, in seconds since the epoch by the database's clock, unless the run is halted before. ``retry``: the run's failed rows are worked again,
+    so from now on failures that it met before answer none of its calls; what it completed and what is unknown stays as it is.
     """
 
     run_id: str
@@ -220,6 +221,7 @@ class HaltRun(Message, frozen=True, kw_only=True):
     budget: Decimal | Limits | None = None
     deadline: float | None = None
     decision: Annotated[int, msgspec.Meta(ge=0)] = 0
+    retry: bool = False
 
 
 @message()

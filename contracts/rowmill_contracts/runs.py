@@ -391,4 +391,7 @@ class ResumeRun(Message, frozen=True, kw_only=True):
 
 @message()
 class RunShown(Message, frozen=True, kw_only=True):
+    """``run``: None where there is no such run. ``refused``: why it was not done, to a person."""
+
     run: RunSummary | None = None
+    refused: str = ""

@@ -17,6 +17,7 @@ CONTROL: Final = "rowmill.control"
 
 RUNS_START: Final = "runs.start"
 RUNS_STOP: Final = "runs.stop"
+RUNS_RETRY: Final = "runs.retry"
 RUNS_EVENT: Final = "runs.event"
 INPUTS: Final = "inputs"
 
@@ -125,7 +126,7 @@ def delay_queue(exchange: str, ttl_ms: int) -> Queue:
 
 
 WORK_QUEUES: Final[tuple[Queue, ...]] = (
-    work_queue(ADMISSION_RUNS, RUNS_START, RUNS_STOP, RUNS_EVENT),
+    work_queue(ADMISSION_RUNS, RUNS_START, RUNS_STOP, RUNS_EVENT, RUNS_RETRY),
     work_queue(ADMISSION_INPUTS, INPUTS),
     work_queue(ADMISSION_ASKS),
     work_queue(ADMISSION_COUNTS),

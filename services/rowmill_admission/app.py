@@ -21,6 +21,7 @@ from rowmill_admission.progress import ProgressTeller
 from rowmill_admission.public import consume_public
 from rowmill_admission.releasing import Releasing
 from rowmill_admission.repair import Repair
+from rowmill_admission.retrying import Retrying
 from rowmill_admission.room_desk import RoomDesk
 from rowmill_admission.rooms import RoomLimits, Rooms
 from rowmill_admission.running import Runs
@@ -97,6 +98,7 @@ class _Parts:
             opening=Opening(database, self.postman, settings, self._opened),
             counting=counting,
             parking=Parking(database, self.postman, self.desk, settings, self.releasing.nudge),
+            retrying=Retrying(database, bus, self.postman, runs, settings, self._resumed),
             burials=Burials(database, bus, self.postman, staging),
         )
 
@@ -109,6 +111,7 @@ class _Parts:
         self.feeders.run_stood(run_id)
 
     async def _opened(self, run_id: str) -> None:
+        self.releasing.nudge()
         await self.feeders.take(run_id=run_id)
 
     async def stop_loops(self) -> None:

@@ -20,7 +20,8 @@ class Dataset:
     """A dataset as stored.
 
     ``counts``: the newest from the sheet-writer, with ``admitted`` as the feeder knows it (final once ``admission_done``). ``sent``: rows that
-    ever went to executors. ``error``: why admission stopped early. ``input_rows``: rows of the sealed input, where it was read along.
+    ever went to executors. ``error``: why admission stopped early. ``reopened``: a retry was asked for, and its rows wait for the run's body to come
+    to it again. ``input_rows``: rows of the sealed input, where it was read along.
     """
 
     dataset_seq: int
@@ -38,6 +39,7 @@ class Dataset:
     sent_bytes: int = 0
     row_limit: int | None = None
     run_window: int = 0
+    reopened: bool = False
     input_rows: int | None = None
 
     @property

@@ -40,12 +40,12 @@ def checked(budget: Budget) -> Limits:
     return limits
 
 
-async def decision_on(connection: Connection, run: Run, action: Literal["stop", "halt", "resume"], reason: str) -> Owed:
-    """The message for a decision that is taken now on a locked run, under the run's next number."""
+async def decision_on(connection: Connection, run: Run, action: Literal["stop", "halt", "resume"], reason: str, *, retry: bool = False) -> Owed:
+    """The message for a decision that is taken now on a locked run, under the run's next number. ``retry``: its failed rows are worked again."""
     number, deadline = await run_store.decide(connection, run.run_id, limits_of(run.options.budget).wall_time)
     return Owed(
         run.run_id,
-        HaltRun(run_id=run.run_id, action=action, reason=reason, budget=run.options.budget, deadline=deadline, decision=number),
+        HaltRun(run_id=run.run_id, action=action, reason=reason, budget=run.options.budget, deadline=deadline, decision=number, retry=retry),
         RECEIPTS_SETTLE,
         asked=True,
     )

@@ -12,10 +12,12 @@ from rowmill_admission.halting import Halting
 from rowmill_admission.opening import Opening
 from rowmill_admission.owed import Postman
 from rowmill_admission.parking import Parking
+from rowmill_admission.retrying import Retrying
 from rowmill_admission.running import Runs
 from rowmill_admission.settings import AdmissionSettings
 from rowmill_admission.staging import Staged, Staging
 from rowmill_contracts.envelope import Message
+from rowmill_contracts.retries import RunRetry
 from rowmill_contracts.runs import (
     AskOldestRun,
     EventArrived,
@@ -53,6 +55,7 @@ class Handlers:
         opening: Opening,
         counting: Counting,
         parking: Parking,
+        retrying: Retrying,
         burials: Burials,
     ) -> None:
         self._bus = bus
@@ -61,6 +64,7 @@ class Handlers:
         self._halting = halting
         self._opening = opening
         self._parking = parking
+        self._retrying = retrying
         self._burials = burials
         self._staged: Batches[Staged] = Batches(
             staging.store,
@@ -78,6 +82,8 @@ class Handlers:
                 await self._runs.start(start, delivery)
             case RunStop() as stop:
                 await self._runs.stop(stop)
+            case RunRetry() as retry:
+                await self._bus.reply(delivery, await self._retrying.retry(retry, delivery))
             case EventArrived() as event:
                 await self._runs.event(event, delivery)
             case other:

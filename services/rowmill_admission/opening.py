@@ -11,14 +11,14 @@ from rowmill_admission.runs import Run
 from rowmill_admission.settings import AdmissionSettings
 from rowmill_admission.store import datasets as dataset_store
 from rowmill_admission.store import inputs as input_store
-from rowmill_admission.store import owed
+from rowmill_admission.store import owed, retries
 from rowmill_admission.store import runs as run_store
 from rowmill_contracts.counts import Counts
 from rowmill_contracts.runs import DatasetOpened, OpenDataset
 
 
 class Opening:
-    """``on_opened``: called with the run of a dataset that is new, after the commit."""
+    """``on_opened``: called with the run of a dataset that is new, or open again, after the commit."""
 
     def __init__(self, database: Database, postman: Postman, settings: AdmissionSettings, on_opened: Callable[[str], Awaitable[None]]) -> None:
         self._database = database
@@ -30,10 +30,15 @@ class Opening:
         await input_store.ensure(self._database, request.input_id)
 
         async def work(connection: Connection) -> tuple[DatasetOpened, bool]:
+            known = await dataset_store.by_name(connection, request.run_id, request.dataset)
+            again = await dataset_store.lock(connection, [known.dataset_seq]) if known is not None and known.reopened else []
             run = await run_store.lock(connection, request.run_id)
             if run is None or not run.holds(request.term):
                 return DatasetOpened(outcome="stale"), False
-            new = await self._store(connection, run, request)
+            reopened = next((each for each in again if each.reopened and each.state == "open"), None)
+            if reopened is not None:
+                await retries.adopt(connection, reopened, request)
+            new = reopened is not None or await self._store(connection, run, request)
             stored = await dataset_store.by_name(connection, request.run_id, request.dataset)
             return DatasetOpened(outcome="stale") if stored is None else datasets.opened(stored), new
 

@@ -19,6 +19,7 @@ from rowmill_admission.settings import AdmissionSettings
 from rowmill_contracts import topology
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.events import DatasetEvent, RowsCompleted, RowsFailed, RunEvent
+from rowmill_contracts.retries import RunRetry
 from rowmill_contracts.runs import EventArrived, InputPage, InputSealed, RunStart, RunStop
 
 
@@ -36,8 +37,8 @@ class Public:
 RUNS: Final = Public(
     topology.ADMISSION_RUNS,
     "runs",
-    "Start and stop runs, and tell of events that plays wait for. Exchange rowmill, keys runs.start, runs.stop and runs.event.",
-    (RunStart, RunStop, EventArrived),
+    "Start, stop and retry runs, and tell of events that plays wait for. Exchange rowmill, keys runs.start, runs.stop, runs.retry and runs.event.",
+    (RunStart, RunStop, RunRetry, EventArrived),
 )
 INPUTS: Final = Public(
     topology.ADMISSION_INPUTS,

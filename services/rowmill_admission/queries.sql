@@ -238,7 +238,7 @@ WHERE d.run_id = ANY($1::text[]) ORDER BY d.dataset_seq
 SELECT EXISTS (SELECT FROM datasets WHERE run_id = $1 AND state = 'open')
 
 -- name: close_dataset
-UPDATE datasets SET state = $2, error = $3, closed_at = now(), feeder_until = NULL WHERE dataset_seq = $1
+UPDATE datasets SET state = $2, error = $3, closed_at = now(), feeder_until = NULL, reopened = false WHERE dataset_seq = $1
 RETURNING extract(epoch FROM closed_at)::float8 AS at, (SELECT seal_rows FROM inputs i WHERE i.input_id = datasets.input_id AND i.state = 'sealed')
 
 -- name: forget_waits_of
@@ -277,7 +277,7 @@ RETURNING d.*, r.play, (SELECT seal_rows FROM inputs i WHERE i.input_id = d.inpu
 UPDATE datasets d SET feeder_term = d.feeder_term + 1, feeder_id = $1, feeder_until = clock_timestamp() + make_interval(secs => $2)
 FROM (
     SELECT o.dataset_seq FROM datasets o JOIN runs r ON r.run_id = o.run_id
-    WHERE o.state = 'open' AND NOT o.admission_done AND coalesce(o.feeder_until < clock_timestamp(), true)
+    WHERE o.state = 'open' AND NOT o.admission_done AND NOT o.reopened AND coalesce(o.feeder_until < clock_timestamp(), true)
       AND ($3::text[] IS NULL OR o.input_id = ANY($3)) AND ($4::text IS NULL OR o.run_id = $4) AND o.dataset_seq <> ALL($5::bigint[])
       AND (r.stop_reason IS NOT NULL OR r.finished_at IS NOT NULL
            OR EXISTS (SELECT FROM inputs i WHERE i.input_id = o.input_id AND i.state <> 'open'))
@@ -445,6 +445,63 @@ SELECT * FROM waits WHERE dataset_seq = $1 AND page = $2
 -- name: sent_pages
 SELECT * FROM pages WHERE dataset_seq = $1 AND page = ANY($2::int[]) ORDER BY page
 
+-- ==== retrying =============================================================================================================================
+
+-- name: retry_known
+-- Whether a request for a retry was heard before ($3: within so many seconds; null: at any time).
+SELECT EXISTS (SELECT FROM retries WHERE run_id = $1 AND identity = $2 AND ($3::float8 IS NULL OR asked_at > now() - make_interval(secs => $3::float8)))
+
+-- name: note_retry
+INSERT INTO retries (run_id, identity) VALUES ($1, $2) ON CONFLICT (run_id, identity) DO UPDATE SET asked_at = now()
+
+-- name: begin_retry
+UPDATE runs SET attempt = attempt + 1, retrying = true, halted_at = NULL,
+       halted_seconds = halted_seconds + coalesce(extract(epoch FROM clock_timestamp() - coalesce(halted_at, finished_at))::float8, 0)
+WHERE run_id = $1
+
+-- name: note_reopened
+-- They are to be open again: still closed, until all is prepared.
+UPDATE datasets SET reopened = true WHERE dataset_seq = ANY($1::bigint[])
+
+-- name: pages_forgotten
+SELECT EXISTS (SELECT FROM datasets d WHERE d.dataset_seq = ANY($1::bigint[]) AND d.next_page > 0
+    AND NOT EXISTS (SELECT FROM pages p WHERE p.dataset_seq = d.dataset_seq))
+
+-- name: reopen_datasets
+-- Closed datasets are open again. One whose admission had ended early, or that failed as a whole, is admitted to its end (of which nothing may be left).
+UPDATE datasets SET state = 'open', admission_done = admission_done AND error IS NULL, error = NULL, first_error = NULL,
+       closed_at = NULL, counted_at = now(), feeder_until = NULL
+WHERE dataset_seq = ANY($1::bigint[])
+
+-- name: forget_calls
+-- What the body put on record from the first of these datasets' ends on, which are no ends any more.
+DELETE FROM recorded_calls c
+WHERE c.run_id = $1 AND c.position >= (
+    SELECT min(e.position) FROM recorded_calls e WHERE e.run_id = $1 AND e.kind = 'closed' AND e.name = ANY($2::text[]))
+
+-- name: go_on_retrying
+UPDATE runs SET state = 'running', retrying = false, waiting_for = NULL, halt_reason = NULL, output = 'null', error = NULL, finished_at = NULL,
+       code_digest = NULL, lease_until = NULL, advance_wanted = false, advanced_at = now(), advances = 0, changed_at = now()
+WHERE run_id = $1
+
+-- name: adopt_dataset
+UPDATE datasets SET definition = $2, reopened = false WHERE dataset_seq = $1
+
+-- name: end_retry_waits
+UPDATE waits w SET due_at = clock_timestamp()
+FROM (
+    SELECT o.dataset_seq, o.row_index FROM waits o
+    WHERE o.dataset_seq = $1 AND o.state = 'waiting' AND o.due_at IS NULL AND o.reason = $2 ORDER BY o.row_index FOR UPDATE
+) retried
+WHERE w.dataset_seq = retried.dataset_seq AND w.row_index = retried.row_index
+
+-- name: note_pages_published
+-- Their rows are about to be, so the time after which they are published again begins now.
+UPDATE pages SET published_at = now(), repetitions = 0 WHERE dataset_seq = $1
+
+-- name: note_code
+UPDATE runs SET code_digest = coalesce(code_digest, $2) WHERE run_id = $1
+
 -- ==== the repair look ======================================================================================================================
 
 -- name: datasets_over
@@ -474,8 +531,9 @@ WHERE dataset_seq = $1 AND page = ANY($2::int[]) AND published_at < now() - make
 RETURNING page
 
 -- name: forget_closed
--- What closed datasets leave behind that nobody will ask for: their pages' records are the sheet-writer's.
+-- What closed datasets leave behind that nobody will ask for ($1 seconds after, or $2 where a retry may): their pages' records are the sheet-writer's.
 DELETE FROM pages p USING (
-    SELECT dataset_seq FROM datasets d WHERE state <> 'open' AND closed_at < now() - make_interval(secs => $1)
+    SELECT dataset_seq FROM datasets d WHERE state <> 'open' AND closed_at < now() - make_interval(
+            secs => CASE WHEN failed > 0 OR cancelled > 0 OR error IS NOT NULL THEN $2::float8 ELSE $1::float8 END)
         AND EXISTS (SELECT FROM pages o WHERE o.dataset_seq = d.dataset_seq) LIMIT 20
 ) closed WHERE p.dataset_seq = closed.dataset_seq

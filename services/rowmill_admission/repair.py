@@ -202,4 +202,4 @@ class Repair:
 
     async def _forget(self) -> None:
         await run_store.forget_events(self._database, self._settings.event_retention)
-        await feeding.forget_closed(self._database, self._settings.silent_after)
+        await feeding.forget_closed(self._database, self._settings.silent_after, self._settings.retry_retention)

@@ -268,7 +268,10 @@ def _accounts(stored: list[Dataset]) -> Problem | None:
 
 
 async def _record(connection: Connection, run: Run, stored: Sequence[Dataset]) -> RunRecord:
-    """What an executor replays. ``code_digest``: of the code that the run's first dataset was opened with, which the rest of it needs, too."""
+    """What an executor replays. ``code_digest``: of the code that the run's first dataset was opened with, which the rest of it needs, too; of a run
+    that was retried, the code that it goes on with.
+    """
+    first = stored[0].definition.code_digest if stored else None
     return RunRecord(
         run_id=run.run_id,
         number=run.number,
@@ -279,7 +282,7 @@ async def _record(connection: Connection, run: Run, stored: Sequence[Dataset]) -
         inputs=run.inputs,
         options=run.options,
         calls=await run_store.calls_of(connection, run.run_id),
-        code_digest=stored[0].definition.code_digest if stored else None,
+        code_digest=first if run.attempt == 1 else run.code_digest,
     )
 
 

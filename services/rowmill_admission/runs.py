@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -16,6 +16,9 @@ from rowmill_contracts.events import RunEvent
 from rowmill_contracts.runs import AdvanceRun, ReleaseRun, RunOptions, RunStart, RunState, StagedInput
 from rowmill_contracts.topology import EVENTS, EXECUTOR_ADVANCE
 
+if TYPE_CHECKING:
+    from rowmill_admission.datasets import Dataset
+
 OVER: Final = frozenset({"completed", "failed", "cancelled"})
 """States that a run does not leave."""
 
@@ -25,7 +28,8 @@ MAX_IDENTITY: Final = 200
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A run as stored. ``lease_live``: an executor holds its body now; ``stop_reason`` not None: a RunStop is stored. Times: seconds since the
-    epoch by the database's clock.
+    epoch by the database's clock. ``attempt``: of the rows that are worked now; ``retrying``: a retry is being prepared. ``code_digest``: of a
+    run that was retried, the code that works it since.
     """
 
     run_id: str
@@ -48,6 +52,9 @@ class Run:
     lease_live: bool = False
     released_term: int = 0
     advance_wanted: bool = False
+    attempt: int = 1
+    retrying: bool = False
+    code_digest: str | None = None
 
     @property
     def over(self) -> bool:
@@ -135,6 +142,13 @@ def told(
         waiting_for=waiting_for,
     )
     return Owed(run.run_id, event, f"run.{state}.{run.play}", EVENTS)
+
+
+def needs_retry(run: Run, dataset: Dataset) -> bool:
+    """Whether a dataset of a run that is over has something to be worked again: failed rows, rows that were cancelled because the run failed, or rows
+    that were not admitted because of an error.
+    """
+    return dataset.counts.failed > 0 or dataset.error is not None or (run.state == "failed" and dataset.counts.cancelled > 0)
 
 
 def mismatch(dataset: str, counts: Counts) -> Problem | None:

@@ -69,5 +69,7 @@ class AdmissionSettings(ServiceSettings):
     """A dataset of which nothing was heard for this long is asked for."""
     page_again_after: Seconds = 900.0
     """Pages with open rows are published again after this long, doubling at each repetition."""
+    retry_retention: Seconds = 7 * 86_400.0
+    """How long a run with failed rows can be retried after its end."""
     advance_again_limit: Seconds = 900.0
     """The body of a run that nobody holds is asked for again after the repair interval, doubling to this long."""

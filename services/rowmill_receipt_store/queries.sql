@@ -115,7 +115,7 @@ SELECT
     CASE WHEN r.state = 'outcome_unknown' THEN r.last_failure END AS last_failure,
     r.no_result, r.cost, extract(epoch FROM r.completed_at)::float8 AS completed_at, extract(epoch FROM r.retired_at)::float8 AS retired_at,
     r.output_dispatch, r.output_run, r.output_caller,
-    f.failure, f.dispatch AS failed_dispatch,
+    CASE WHEN coalesce(f.failed_at >= m.retried_at, true) THEN f.failure END AS failure, f.dispatch AS failed_dispatch,
     m.state AS run_state, m.reason AS run_reason, m.budget AS money, m.budget - m.charged AS money_left,
     m.calls_limit, m.calls_limit - m.calls AS calls_left, m.retries_limit, m.retries_limit - m.retries AS retries_left,
     m.wall_limit, coalesce(m.deadline <= now() + $1::interval, false) AS late,
@@ -538,13 +538,14 @@ LOCK TABLE runs IN EXCLUSIVE MODE;
 -- name: halt_run
 -- Stop, halt or resume a run, whether or not it is known. $5: the number of the decision; one that is not newer than that which the run stands under
 -- changes nothing, but for a stop, which stands whatever else was decided. $4, $6 to $9: the budgets (money, calls, retries, wall time and when it is
--- over); of an unnumbered decision (0) null leaves them as they are.
+-- over); of an unnumbered decision (0) null leaves them as they are. $10: failures of before count no more; $11 is added to the clock.
 INSERT INTO runs AS r (
-    run_id, state, reason, budget, charged, decision, calls_limit, calls, retries_limit, retries, counts, wall_limit, deadline
+    run_id, state, reason, budget, charged, decision, calls_limit, calls, retries_limit, retries, counts, wall_limit, deadline, retried_at
 )
 SELECT
     $1::text, $2::text, $3::text, $4::numeric, coalesce(sum(coalesce(c.spent, c.reserved)), 0), $5::bigint, $6::bigint, coalesce(sum(c.calls), 0),
-    $7::bigint, coalesce(sum(c.retries), 0), $6::bigint IS NOT NULL OR $7::bigint IS NOT NULL, $8::float8, to_timestamp($9::float8)
+    $7::bigint, coalesce(sum(c.retries), 0), $6::bigint IS NOT NULL OR $7::bigint IS NOT NULL, $8::float8, to_timestamp($9::float8),
+    CASE WHEN $10::boolean THEN clock_timestamp() + $11::interval END
 FROM charges c WHERE c.run_id = $1::text
 ON CONFLICT (run_id) DO UPDATE SET
     state = CASE
@@ -582,6 +583,7 @@ ON CONFLICT (run_id) DO UPDATE SET
         WHEN r.decision = 0 THEN coalesce(excluded.deadline, r.deadline)
         ELSE r.deadline
     END,
+    retried_at = CASE WHEN excluded.decision > r.decision OR r.decision = 0 THEN coalesce(excluded.retried_at, r.retried_at) ELSE r.retried_at END,
     counts = r.counts OR excluded.counts,
     decision = greatest(r.decision, excluded.decision)
 RETURNING state, reason, decision;

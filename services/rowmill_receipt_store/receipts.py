@@ -274,6 +274,7 @@ class Receipts:
             limits=limits_of(request.budget),
             deadline=request.deadline,
             decision=request.decision,
+            retry=request.retry,
         )
         return RunHalted(state=standing.state, reason=standing.reason, superseded=request.decision < standing.decision)
 

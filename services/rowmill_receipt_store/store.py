@@ -337,9 +337,11 @@ class Store:
         await self._database.execute(QUERIES["release_shards"], self._offset, holder, list(named), list(named.values()))
         return [ShardLease(shard=shard, held=False) for shard in shards]
 
-    async def halt_run(self, run_id: str, state: RunState, *, reason: str, limits: Limits, deadline: float | None, decision: int) -> RunStanding:
+    async def halt_run(
+        self, run_id: str, state: RunState, *, reason: str, limits: Limits, deadline: float | None, decision: int, retry: bool
+    ) -> RunStanding:
         """Set a run's state and budgets, unless a newer decision is stored; a stopped run stays stopped. Claims under way end first, later ones
-        see it.
+        see it. ``retry``: failures on record count no more.
         """
 
         async def work(connection: Connection) -> RunStanding:
@@ -355,6 +357,8 @@ class Store:
                 limits.retries,
                 limits.wall_time,
                 deadline,
+                retry,
+                self._offset,
             )
             return RunStanding(row["state"], row["reason"], row["decision"])
 

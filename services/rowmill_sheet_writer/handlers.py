@@ -12,7 +12,18 @@ from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery, Rejected
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.envelope import PAGE_BYTES
-from rowmill_contracts.rows import LookupRows, QuerySheets, ReadCounts, ReadRow, ReadRows, RowsLooked, RowsRead, RowsSettled, SheetsQueried
+from rowmill_contracts.retries import ReopenRows, RowsReopened
+from rowmill_contracts.rows import (
+    LookupRows,
+    QuerySheets,
+    ReadCounts,
+    ReadRow,
+    ReadRows,
+    RowsLooked,
+    RowsRead,
+    RowsSettled,
+    SheetsQueried,
+)
 from rowmill_contracts.runs import RowsCommitted
 from rowmill_sheet_writer.announcing import Announcer
 from rowmill_sheet_writer.counts import DatasetId
@@ -22,6 +33,7 @@ from rowmill_sheet_writer.looking import Looked, look_up
 from rowmill_sheet_writer.merging import Merger
 from rowmill_sheet_writer.querying import refusal
 from rowmill_sheet_writer.reading import places, read_row, size_of
+from rowmill_sheet_writer.reopening import reopen
 from rowmill_sheet_writer.settings import SheetWriterSettings
 from rowmill_sheet_writer.settling import Settled, committed_message, settle_messages
 from rowmill_sheet_writer.store import Store
@@ -66,6 +78,8 @@ class Handlers:
                 await self._bus.reply(delivery, await self._read_rows(request))
             case ReadCounts() as request:
                 await self._bus.reply(delivery, await self._read_counts(request))
+            case ReopenRows() as request:
+                await self._bus.reply(delivery, await self._reopen(request))
             case QuerySheets() as request:
                 await self._bus.reply(delivery, await self._query(request))
             case other:
@@ -130,6 +144,9 @@ class Handlers:
         following = past if len(rows) == len(wanted) else rows[-1].index + 1
         recorded = await self._store.rows_recorded(dataset_id)
         return RowsRead(rows=rows, next_offset=following if following < recorded else None)
+
+    async def _reopen(self, request: ReopenRows) -> RowsReopened:
+        return await self._store.transact(lambda transaction: reopen(transaction, request))
 
     async def _read_counts(self, request: ReadCounts) -> RowsCommitted:
         dataset_id = DatasetId(request.run_id, request.dataset)

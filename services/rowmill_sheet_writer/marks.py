@@ -98,5 +98,10 @@ _UNENDED: Final = End(attempt=0)
 
 
 def end_at(letters: list[str], ends: dict[int, End], position: int) -> End:
-    """How the row at ``position`` ended; attempt 0 if it has not (or never will: duplicates, skipped rows)."""
+    """How the row at ``position`` ended; attempt 0 if it has not (or never will: duplicates, skipped rows).
+
+    Of a row that is worked again: the attempt at which it is out, with what it paid for before.
+    """
+    if letters[position] == SENT:
+        return ends.get(position, _UNENDED)
     return ends.get(position, FIRST_END) if letters[position] in "rcflx" else _UNENDED

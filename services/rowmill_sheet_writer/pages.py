@@ -83,7 +83,10 @@ class PageRecord:
         before = self.letters[position]
         after = letter_of(row)
         ended = end_at(self.letters, self.ends, position)
-        if before != SENT:
+        if before == SENT:
+            if row.attempt < ended.attempt:
+                return "superseded"
+        else:
             if before in {DUPLICATE, SKIPPED}:
                 return "unknown"
             if not replaces(Standing(0, row.attempt, rank_of(after)), Standing(0, ended.attempt, rank_of(before))):
@@ -100,6 +103,17 @@ class PageRecord:
             self.ends.pop(position, None)
         self.changed = True
         return "changed"
+
+    def reopen(self, attempt: int, letters: str, tally: Tally) -> list[int]:
+        """Let rows that ended with one of these letters, at an older attempt, be worked again; the places of all that are out at this attempt."""
+        for position, letter in enumerate(self.letters):
+            ended = end_at(self.letters, self.ends, position)
+            if letter in letters and ended.attempt < attempt:
+                tally.move(letter, SENT)
+                self.letters[position] = SENT
+                self.ends[position] = End(attempt, ended.calls, ended.cost)
+                self.changed = True
+        return [position for position, letter in enumerate(self.letters) if letter == SENT and self.ends.get(position, FIRST_END).attempt == attempt]
 
 
 def key_bytes(key: str) -> bytes:

@@ -29,6 +29,13 @@ JOIN pages AS p ON p.run_id = wanted.run_id AND p.dataset = wanted.dataset AND p
 ORDER BY p.run_id, p.dataset, p.page
 FOR UPDATE OF p
 
+-- name: lock_pages_to_reopen
+-- The next $5 pages of a dataset, from number $3 on, whose marks fit the pattern $4, in order, locked until the transaction ends.
+SELECT p.run_id, p.dataset, p.page, p.sheet_id, p.first_index, p.marks, p.row_keys, p.ends, p.inputs
+FROM pages AS p WHERE p.run_id = $1 AND p.dataset = $2 AND p.page >= $3 AND p.marks ~ $4
+ORDER BY p.page LIMIT $5
+FOR UPDATE
+
 -- name: save_pages
 -- Marks and ends of page records that this transaction has locked.
 UPDATE pages AS p SET marks = changed.marks, ends = changed.ends

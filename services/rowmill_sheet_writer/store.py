@@ -17,7 +17,7 @@ from rowmill_contracts.runs import PageProgress
 from rowmill_sheet_writer.counts import DatasetCounts, DatasetId, Raise
 from rowmill_sheet_writer.deciding import Renewal
 from rowmill_sheet_writer.events import Event, OwedEvent
-from rowmill_sheet_writer.marks import End, letter_of, rank_of
+from rowmill_sheet_writer.marks import SENT, End, letter_of, rank_of
 from rowmill_sheet_writer.pages import PageId, PageRecord
 from rowmill_sheet_writer.querying import refused, sheets_queried
 from rowmill_sheet_writer.reading import StoredCells
@@ -66,6 +66,11 @@ class Transaction:
         """The records that exist, locked until the commit."""
         records = await self._connection.fetch(QUERIES["lock_pages"], *_columns(sorted(page_ids), 3))
         return {page.page_id: page for page in map(_page_of, records)}
+
+    async def lock_pages_to_reopen(self, dataset_id: DatasetId, first: int, letters: str, limit: int) -> list[PageRecord]:
+        """The next pages, from number ``first`` on, with a row that is out or ended with one of these letters; locked until the commit."""
+        records = await self._connection.fetch(QUERIES["lock_pages_to_reopen"], *dataset_id, first, f"[{SENT}{letters}]", limit)
+        return [_page_of(record) for record in records]
 
     async def save_pages(self, pages: Iterable[PageRecord]) -> None:
         """Store the marks and ends of locked (or just added) pages that changed."""

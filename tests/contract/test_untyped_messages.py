@@ -6,6 +6,7 @@ import pytest
 
 from rowmill_contracts.envelope import Message, UndecodableMessage
 from rowmill_contracts.public import decode_untyped
+from rowmill_contracts.retries import RunRetry
 from rowmill_contracts.runs import EventArrived, InputPage, InputSealed, RunStart, RunStop
 
 
@@ -14,6 +15,7 @@ from rowmill_contracts.runs import EventArrived, InputPage, InputSealed, RunStar
     [
         ("runs.start", b'{"play": "leads"}', RunStart),
         ("runs.stop", b'{"run_id": "r"}', RunStop),
+        ("runs.retry", b'{"run_id": "r"}', RunRetry),
         ("runs.event", b'{"name": "reply", "key": "k"}', EventArrived),
         ("inputs", b'{"input_id": "i", "page": 0, "rows": [{}]}', InputPage),
         ("inputs", b'{"input_id": "i", "pages": 1, "rows": 1}', InputSealed),

@@ -451,6 +451,8 @@ class MemoryReceipts:
             run.counts = run.counts or given.calls is not None or given.retries is not None
         if newer and (request.deadline is not None or request.decision):
             run.deadline = request.deadline
+        if newer and request.retry:
+            self.failures = {key: failed for key, failed in self.failures.items() if key[1] != request.run_id}
         run.decision = max(run.decision, request.decision)
         superseded = request.decision < run.decision
         return RunHalted(state=run.state, reason=run.reason, superseded=superseded)  # type: ignore[arg-type]  # one of the three

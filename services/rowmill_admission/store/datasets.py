@@ -45,6 +45,7 @@ def dataset_of(row: Any) -> Dataset:
         sent_bytes=row["sent_bytes"],
         row_limit=row["row_limit"],
         run_window=row["run_window"],
+        reopened=row["reopened"],
         input_rows=row.get("seal_rows"),
     )
 

@@ -251,6 +251,6 @@ async def pages_to_send_again(database: Database, dataset_seq: int, open_pages: 
     return [row["page"] for row in await database.fetch(SQL["pages_to_send_again"], dataset_seq, list(open_pages), after)]
 
 
-async def forget_closed(database: Database, age: float) -> None:
-    """Drop the pages of datasets that closed ``age`` seconds ago."""
-    await database.execute(SQL["forget_closed"], age)
+async def forget_closed(database: Database, age: float, retry_age: float) -> None:
+    """Drop the pages of datasets that closed ``age`` seconds ago; ``retry_age`` of those with rows that could be retried."""
+    await database.execute(SQL["forget_closed"], age, retry_age)

@@ -51,6 +51,9 @@ def _run(row: Any) -> Run:
         lease_live=row["lease_live"],
         released_term=row["released_term"],
         advance_wanted=row["advance_wanted"],
+        attempt=row["attempt"],
+        retrying=row["retrying"],
+        code_digest=row["code_digest"],
     )
 
 

@@ -1,4 +1,4 @@
-"""`rowmill runs`: what ran, what runs, how it ended; stopping, pausing, resuming."""
+"""`rowmill runs`: what ran, what runs, how it ended; stopping, pausing, resuming, retrying."""
 
 from __future__ import annotations
 
@@ -116,6 +116,33 @@ def resume(
     if run.state in _OVER:
         raise UsageError(f"run {run_id} is over: {run.state}")
     print(f"run {run_id} goes on; `rowmill runs get {run_id}` shows how it stands")
+
+
+@app.command("retry")
+def retry(run_id: str, as_json: JsonOption = False) -> None:
+    """Work the failed rows of a run that is over again. All that completed stays; the run goes on, and ends anew with corrected counts."""
+    import msgspec  # noqa: PLC0415 - commands load what they need
+
+    from rowmill.cli.connecting import asked  # noqa: PLC0415
+    from rowmill.client.client import Client  # noqa: PLC0415
+
+    async def question(url: str) -> tuple[RunSummary | None, RunSummary | None]:
+        async with Client(url, row_events=False) as client:
+            job = await client.job(run_id)
+            before = await job.status()
+            return before, await job.retry() if before is not None else None
+
+    before, run = asked(question)
+    if before is None or run is None:
+        raise UsageError(f"there is no run {run_id!r}; `rowmill runs list` shows those there are")
+    if before.state not in _OVER:
+        raise UsageError(f"run {run_id} is not over: {before.state}; what fails of it can be retried once it is")
+    if as_json:
+        print(msgspec.json.encode(_document(run)).decode())
+        return
+    again = before.counts.failed
+    rows = f"{again} failed row{'' if again == 1 else 's'} of run {run_id} {'is' if again == 1 else 'are'} worked again"
+    print(f"{rows if again else f'run {run_id} goes on'}; `rowmill runs get {run_id}` shows how it stands")
 
 
 def _acted(run_id: str, act: Callable[[Job], Awaitable[Any]], *, stands_before: bool = False) -> RunSummary:

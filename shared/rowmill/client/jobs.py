@@ -14,13 +14,15 @@ import msgspec
 from rowmill.budgets import BudgetLike, budget_of
 from rowmill.client.reading import SheetReader
 from rowmill.encoding.values import decode_value
-from rowmill.errors import RunFailed
+from rowmill.errors import RunFailed, UsageError
 from rowmill.paged_handle import PagedHandle
 from rowmill.runtime.bus import Bus
+from rowmill.runtime.clock import new_id
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.events import DatasetEvent, RowsCompleted, RowsFailed, RunEvent
+from rowmill_contracts.retries import RunRetry
 from rowmill_contracts.runs import GetRun, PauseRun, ResumeRun, RunShown, RunStop, RunSummary
-from rowmill_contracts.topology import ADMISSION_ASKS, RUNS_STOP
+from rowmill_contracts.topology import ADMISSION_ASKS, RUNS_RETRY, RUNS_STOP
 
 Event = RunEvent | DatasetEvent | RowsCompleted | RowsFailed
 
@@ -114,6 +116,19 @@ class Job:
         Raises `UsageError` for what is no budget.
         """
         return (await self._bus.ask(ResumeRun(run_id=self.run_id, budget=budget_of(budget)), ADMISSION_ASKS, RunShown)).run
+
+    async def retry(self) -> RunSummary | None:
+        """Have the failed rows of the run, which is over, worked again; all that completed stays, and is not paid for again. Answers how it stands;
+        None: no such run. Of a run that goes on nothing changes.
+
+        Raises:
+            UsageError: there is nothing to retry, or it cannot be; says why.
+
+        """
+        shown = await self._bus.ask(RunRetry(run_id=self.run_id, retry_id=new_id()), RUNS_RETRY, RunShown)
+        if shown.refused:
+            raise UsageError(shown.refused)
+        return shown.run
 
     async def wait(self, *, standing: bool = False) -> RunSummary:
         """Return when the run is over; with ``standing`` also when it waits for a person (`waits_for_a_person`)."""

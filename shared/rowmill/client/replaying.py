@@ -24,7 +24,7 @@ REFUSED: Final[dict[str, str]] = {
     "InputSealed": _INPUT_FAILED,
     "ToolCalls": (
         "the rows that made these calls were answered with a failure, so a replay would pay for results that nobody takes; "
-        "run again with --force failed"
+        "once their run is over, `rowmill runs retry` works them again"
     ),
     **dict.fromkeys(
         (

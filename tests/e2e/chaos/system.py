@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import asyncpg
-import msgspec
 from tests.e2e.chaos.provider import ChaosProvider
 from tests.e2e.stage import BOUND
 from typer.testing import CliRunner
@@ -21,11 +19,8 @@ from rowmill.client.reading import SheetReader
 from rowmill.dev.services import ServiceSet
 from rowmill.dev.working_set import missing_services
 from rowmill.doctor.health import Control, look
-from rowmill.runtime.deliveries import REPLAYED
-from rowmill_contracts.envelope import encode
-from rowmill_contracts.rows import ReadRow, RowTask, RowTasks
-from rowmill_contracts.runs import RunSummary, RunTaken, TakeRun
-from rowmill_contracts.topology import ADMISSION_ASKS, EXCHANGE, EXECUTOR_ROWS
+from rowmill_contracts.rows import ReadRow
+from rowmill_contracts.runs import RunSummary
 
 SCALE = 0.2
 FULL_SIZE = {"ROWMILL_PAGE_GATHER": str(0.005 / SCALE), "ROWMILL_CLAIM_AHEAD": str(0.1 / SCALE), "ROWMILL_HAND": str(2.5 / SCALE)}
@@ -96,45 +91,6 @@ class ChaosSystem:
 
     async def rows(self, client: Client, job: Job) -> list[ReadRow]:
         return [row async for row in SheetReader(client.bus).rows(job.run_id, "items")]
-
-    async def work_again(self, client: Client, job: Job, rows: Sequence[ReadRow]) -> None:
-        """Send these rows of a run out at their next attempt, as a page that is replayed after the run's end."""
-        run = (await client.bus.ask(TakeRun(run_id=job.run_id, read_only=True), ADMISSION_ASKS, RunTaken)).run
-        assert run is not None
-        assert run.code_digest is not None
-        pages = await self._pages(job.run_id)
-        tasks = [
-            RowTask(
-                key=row.key,
-                index=row.index,
-                page=max(page for page, first in pages.items() if first <= row.index),
-                attempt=row.attempt + 1,
-                data=msgspec.Raw(msgspec.json.encode({"name": msgspec.json.decode(row.data)["name"]})),
-            )
-            for row in rows
-        ]
-        message = RowTasks(
-            run_id=job.run_id,
-            number=run.number,
-            org=run.org,
-            play=run.play,
-            dataset="items",
-            started_at=run.started_at,
-            code_digest=run.code_digest,
-            rows=tasks,
-        )
-        await client.bus.publish_body(encode(message), RowTasks.message_type, EXECUTOR_ROWS, exchange=EXCHANGE, headers={REPLAYED: 1})
-
-    async def _pages(self, run_id: str) -> dict[int, int]:
-        """The index of each page's first row."""
-        connection = await asyncpg.connect(self.database_url)
-        try:
-            return {
-                row["page"]: row["first_index"]
-                for row in await connection.fetch("SELECT page, first_index FROM sheets.pages WHERE run_id = $1", run_id)
-            }
-        finally:
-            await connection.close()
 
     async def quiet(self) -> None:
         """Return when no message is left anywhere, nor held by anybody."""

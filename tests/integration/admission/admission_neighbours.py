@@ -16,7 +16,18 @@ from rowmill_contracts.digests import input_digest, page_digest
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.events import DatasetEvent, RunEvent
 from rowmill_contracts.receipts import HaltRun, RunHalted
-from rowmill_contracts.rows import LookedRow, LookupRows, ReadCounts, RowMark, RowsLooked, RowsSettled, RowTask, RowTasks, SettledRow
+from rowmill_contracts.retries import ReopenRows, RowsReopened
+from rowmill_contracts.rows import (
+    LookedRow,
+    LookupRows,
+    ReadCounts,
+    RowMark,
+    RowsLooked,
+    RowsSettled,
+    RowTask,
+    RowTasks,
+    SettledRow,
+)
 from rowmill_contracts.runs import (
     AdvanceRun,
     ColumnInfo,
@@ -28,6 +39,7 @@ from rowmill_contracts.runs import (
     OpenDataset,
     PageKeys,
     PageProgress,
+    ParkedRow,
     ReleaseRun,
     RowsCommitted,
     RunShown,
@@ -77,6 +89,24 @@ class Books:
         self.versions: dict[tuple[str, str], int] = {}
         self.first_errors: dict[tuple[str, str], Problem] = {}
         self.lookups: list[LookupRows] = []
+        self.attempts: dict[tuple[str, str, int], int] = {}
+
+    def reopen(self, request: ReopenRows) -> RowsReopened:
+        letters = {"failed", "cancelled"} if request.cancelled else {"failed"}
+        pages = sorted(page for run, name, page in self.pages if (run, name) == (request.run_id, request.dataset) and page >= request.page)
+        out = []
+        for page in pages[:1]:
+            marks = self.pages[request.run_id, request.dataset, page]
+            for (index, mark), key in zip(sorted(marks.items()), self.keys[request.run_id, request.dataset, page], strict=True):
+                name = (request.run_id, request.dataset, index)
+                if mark in letters and self.attempts.get(name, 1) < request.attempt:
+                    marks[index] = "sent"
+                    self.attempts[name] = request.attempt
+                if marks[index] == "sent" and self.attempts.get(name) == request.attempt:
+                    out.append(ParkedRow(key=key, index=index, page=page, attempt=request.attempt, waits=0))
+        self._raise(request.run_id, request.dataset)
+        told = self.committed(request.run_id, request.dataset)
+        return RowsReopened(rows=out, next_page=pages[1] if len(pages) > 1 else None, counts=told.counts, version=told.version)
 
     def look_up(self, request: LookupRows) -> RowsLooked:
         self.lookups.append(request)
@@ -96,7 +126,7 @@ class Books:
     def settle(self, run_id: str, dataset: str, settled: Iterable[SettledRow]) -> None:
         for row in settled:
             marks = self.pages[run_id, dataset, row.page]
-            if marks[row.index] == "sent":
+            if marks[row.index] == "sent" and row.attempt >= self.attempts.get((run_id, dataset, row.index), 1):
                 marks[row.index] = row.status
                 if row.status == "failed" and row.error is not None:
                     self.first_errors.setdefault((run_id, dataset), row.error)
@@ -257,6 +287,8 @@ class Neighbours:
                 if any(row.mark in TERMINAL for row in answer.rows):  # type: ignore[attr-defined]
                     await self.tell_counts(request.run_id, request.dataset)
                 await self.bus.reply(delivery, answer)
+            case ReopenRows() as request:
+                await self.bus.reply(delivery, self.books.reopen(request))
             case ReadCounts() as request:
                 await self.bus.reply(delivery, self.books.committed(request.run_id, request.dataset))
 

@@ -142,7 +142,7 @@ def test_a_replay_publishes_the_untouched_body_under_its_id_and_takes_the_letter
         (AdvanceRun(run_id="r"), EXECUTOR_ADVANCE, "start the run again"),
         (OpenDataset(run_id="r", term=1, dataset="d", input_id="i", columns=[], code_digest="c"), ADMISSION_ASKS, "start the run again"),
         (InputPage(input_id="i", page=0, rows=[]), ADMISSION_INPUTS, "stage it again"),
-        (calls("p.t"), gateway_calls(0), "--force failed"),
+        (calls("p.t"), gateway_calls(0), "rowmill runs retry"),
         (
             LookupRows(run_id="r", number=1, org="o", play="p", dataset="d", page=0, started_at=0, columns=[], rows=[]),
             SHEETS_ASKS,

@@ -428,3 +428,23 @@ async def test_a_newer_body_takes_over_what_its_run_holds(store: Asker, key: str
     assert (await store.claim(key, "lease-2", confirm=True, run_term=9, run_id=f"{store.run}-other")).state == "held"
     assert (await store.claim(key, "lease-2", confirm=True, run_term=4)).dispatch == 2
     assert (await store.complete(key, 1)).state == "superseded"
+
+
+async def test_failures_of_before_a_retry_answer_no_call_of_it_and_outputs_do(store: Asker, key: str) -> None:
+    good, unknown = secrets.token_hex(32), secrets.token_hex(32)
+    await store.claim(key, confirm=True)
+    await store.fail(key, 1)
+    await store.claim(good, confirm=True)
+    await store.complete(good, 1)
+    await store.claim(unknown, confirm=True, effect="non_idempotent")
+    await store.fail(unknown, 1, outcome_unknown=True)
+    assert (await store.claim(key, "lease-2")).state == "failed"
+    retried = HaltRun(run_id=store.run, action="resume", decision=2, retry=True)
+    await store.ask(retried, RunHalted)
+    granted = await store.claim(key, "lease-3", confirm=True)
+    assert (granted.state, granted.dispatch) == ("granted", 2)
+    await store.fail(key, 2, "lease-3")
+    await store.ask(retried, RunHalted)  # a late copy of it forgets nothing more
+    assert (await store.claim(key, "lease-4")).state == "failed"
+    assert (await store.claim(good, "lease-4", effect="non_idempotent")).state == "completed"
+    assert (await store.claim(unknown, "lease-4", effect="non_idempotent")).state == "unknown"

@@ -77,7 +77,7 @@ def test_only_what_has_its_effect_although_nobody_waits_is_replayed() -> None:
     assert work <= asked
     assert refusal(letter(message_type="RunStart.v9")) is None
     assert refusal(letter(message_type="")) is None
-    assert "--force failed" in (refusal(letter(message_type="ToolCalls.v1")) or "")
+    assert "rowmill runs retry" in (refusal(letter(message_type="ToolCalls.v1")) or "")
 
 
 @dataclass

@@ -186,3 +186,21 @@ def test_a_row_written_twice_in_one_batch_is_written_one_after_the_other() -> No
     pages = new_pages()
     settlement = settle(pages, [message(ended(0, 1, "failed"), ended(1, 1, "completed")), message(ended(0, 2, "completed"))])
     assert [len(wave) for wave in settlement.writes] == [2, 1]
+
+
+def test_a_row_that_is_worked_again_ends_by_its_new_attempt_alone_and_pays_for_all() -> None:
+    pages = new_pages()
+    ends = [ended(0, 1, "failed", calls=2), ended(1, 1, "completed"), ended(4, 1, "dead_lettered")]
+    first = settle(pages, [message(*ends)])
+    page, tally = pages[PageId(*DATASET, 0)], Tally()
+    assert page.reopen(2, "fl", tally) == [0, 4]
+    assert page.reopen(2, "fl", tally) == [0, 4], "asked again, it is the same"
+    late = settle(pages, [message(ended(0, 1, "completed", calls=9), ended(4, 1, "failed"))])
+    assert (page.letters, page.open) == (list("scdrs"), 2), "what is told of the former attempt changes nothing"
+    again = settle(pages, [message(ended(0, 2, "completed", calls=3), ended(4, 2, "failed", calls=1))])
+    assert (page.letters, page.open) == (list("ccdrf"), 0)
+    tallies = [first.tallies[DATASET], tally, *(each.tallies[DATASET] for each in (late, again) if DATASET in each.tallies)]
+    assert (sum(each.completed for each in tallies), sum(each.failed for each in tallies)) == (2, 1)
+    assert sum(each.calls for each in tallies) == 4
+    assert page.reopen(2, "fl", Tally()) == []
+    assert page.reopen(3, "flx", Tally()) == [4]

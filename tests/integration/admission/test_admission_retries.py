@@ -1,0 +1,159 @@
+"""Runs that are over and whose failed rows are worked again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+
+import pytest
+from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, rows, settled
+
+from rowmill.runtime.bus import Bus
+from rowmill_admission.app import App
+from rowmill_admission.settings import AdmissionSettings
+from rowmill_contracts.counts import Problem
+from rowmill_contracts.retries import RunRetry
+from rowmill_contracts.rows import RowTasks, SettledRow
+from rowmill_contracts.runs import RunShown, RunStop, RunSummary
+from rowmill_contracts.topology import RUNS_RETRY, RUNS_STOP
+
+pytestmark = pytest.mark.servers
+
+FAILED = {0, 7, 411}
+"""Rows of different pages."""
+
+
+@pytest.fixture
+def settings(broker_url: str, database_url: str) -> AdmissionSettings:
+    return AdmissionSettings(broker_url=broker_url, database_url=database_url, time_scale=0.05, page_rows=200)
+
+
+def failing(*attempts: Collection[int]) -> Callable[[RowTasks], list[SettledRow]]:
+    """Which rows fail at their first attempt, at their second, and so on."""
+
+    def work(tasks: RowTasks) -> list[SettledRow]:
+        return [
+            settled(row, "failed", Problem(code="no", message="no"))
+            if row.attempt <= len(attempts) and row.index in attempts[row.attempt - 1]
+            else settled(row, "completed")
+            for row in tasks.rows
+        ]
+
+    return work
+
+
+async def retry(bus: Bus, run_id: str, retry_id: str = "first") -> RunShown:
+    return await bus.ask(RunRetry(run_id=run_id, retry_id=retry_id), RUNS_RETRY, RunShown)
+
+
+async def ended(neighbours: Neighbours, run_id: str, times: int = 1) -> RunSummary:
+    """The run once it has ended so many times."""
+    await neighbours.until(lambda: sum(state in {"completed", "failed", "cancelled"} for state in neighbours.states(run_id)) >= times)
+    summary = await neighbours.get(run_id)
+    assert summary is not None
+    return summary
+
+
+def sent(neighbours: Neighbours, run_id: str) -> Counter[tuple[int, int]]:
+    """(index, attempt) of rows that were published beyond each row's first time."""
+    return Counter((row.index, row.attempt) for row in neighbours.sent(run_id)) - Counter((index, 1) for index in range(1000))
+
+
+@pytest.mark.usefixtures("admission")
+async def test_failed_rows_alone_come_back_at_their_next_attempt_once_the_body_has_come_to_their_dataset(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = failing(FAILED, {7})
+    await neighbours.start(run_id, rows=rows(500))
+    summary = await ended(neighbours, run_id)
+    assert (summary.state, summary.counts.completed, summary.counts.failed) == ("completed", 497, 3)
+    before = len(neighbours.tasks)
+    neighbours.dataset = {"code_digest": "mended"}
+    shown = await retry(neighbours.bus, run_id)
+    assert shown.run is not None
+    assert (shown.refused, shown.run.error, shown.run.finished_at) == ("", None, None)
+    assert (neighbours.halts[-1].action, neighbours.halts[-1].retry) == ("resume", True)
+    summary = await ended(neighbours, run_id, times=2)
+    assert (summary.state, summary.counts.completed, summary.counts.failed, summary.counts.terminal) == ("completed", 499, 1, 500)
+    assert sent(neighbours, run_id) == dict.fromkeys([(index, 2) for index in FAILED], 1)
+    assert {tasks.code_digest for tasks in neighbours.tasks[before:]} == {"mended"}
+    assert {taken.run.code_digest for taken in neighbours.taken[-2:] if taken.run is not None} <= {None, "mended"}
+    await retry(neighbours.bus, run_id, "second")
+    summary = await ended(neighbours, run_id, times=3)
+    assert (summary.counts.completed, summary.counts.failed) == (500, 0)
+    assert sent(neighbours, run_id) == dict.fromkeys([*((index, 2) for index in FAILED), (7, 3)], 1)
+
+
+@pytest.mark.usefixtures("admission")
+async def test_one_request_is_one_retry_however_often_it_comes(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = failing(FAILED, FAILED)
+    await neighbours.start(run_id, rows=rows(500))
+    await ended(neighbours, run_id)
+    for _ in range(2):
+        await neighbours.bus.publish(RunRetry(run_id=run_id), RUNS_RETRY, message_id="by-its-message")
+    await ended(neighbours, run_id, times=2)
+    heard = await retry(neighbours.bus, run_id, "by-its-message")
+    assert (heard.run is not None and heard.run.state, heard.refused) == ("completed", ""), "it comes when the run is over again"
+    assert (await retry(neighbours.bus, run_id, "another")).refused == ""
+    summary = await ended(neighbours, run_id, times=3)
+    assert (summary.state, summary.counts.failed) == ("completed", 0)
+    assert sent(neighbours, run_id) == dict.fromkeys([(index, attempt) for index in FAILED for attempt in (2, 3)], 1)
+
+
+@pytest.mark.usefixtures("admission")
+async def test_what_cannot_be_retried_says_why(neighbours: Neighbours) -> None:
+    assert (await retry(neighbours.bus, "nobody")) == RunShown()
+    well, stopped = new_run_id(), new_run_id()
+    await neighbours.start(well, rows=rows(5))
+    await ended(neighbours, well)
+    shown = await retry(neighbours.bus, well)
+    assert (shown.run is not None, "no row of run" in shown.refused) == (True, True)
+    neighbours.work = lambda _: []
+    await neighbours.start(stopped, rows=rows(5))
+    await neighbours.until(lambda: neighbours.sent(stopped))
+    assert (await retry(neighbours.bus, stopped)).refused == "", "of a run that goes on nothing changes"
+    await neighbours.bus.publish(RunStop(run_id=stopped), RUNS_STOP)
+    [tasks] = [tasks for tasks in neighbours.tasks if tasks.run_id == stopped]
+    await neighbours.settle(tasks, [settled(row, "cancelled") for row in tasks.rows])
+    assert (await ended(neighbours, stopped)).state == "cancelled"
+    assert "stays stopped" in (await retry(neighbours.bus, stopped, "again")).refused
+
+
+@pytest.mark.usefixtures("admission")
+async def test_a_run_that_failed_is_admitted_to_its_end(neighbours: Neighbours) -> None:
+    """With ``on_error="fail"`` the first failed row ends admission: a retry works it again, and goes on from there."""
+    run_id = new_run_id()
+    neighbours.dataset = {"on_error": "fail", "concurrency": 200}
+    neighbours.work = failing({3})
+    await neighbours.start(run_id, rows=rows(900))
+    summary = await ended(neighbours, run_id)
+    assert (summary.state, summary.counts.failed) == ("failed", 1)
+    assert summary.counts.admitted < 900
+    await retry(neighbours.bus, run_id)
+    summary = await ended(neighbours, run_id, times=2)
+    assert (summary.state, summary.counts.completed, summary.counts.admitted, summary.error) == ("completed", 900, 900, None)
+    assert sent(neighbours, run_id) == {(3, 2): 1}
+
+
+async def test_a_retry_whose_admission_dies_goes_on_with_the_next_one(neighbours: Neighbours, settings: AdmissionSettings) -> None:
+    run_id = new_run_id()
+    neighbours.work = failing(FAILED)
+    first = App(settings.model_copy(update={"halt_timeout": 0.5, "drain_timeout": 0.0}))
+    await first.start()
+    await neighbours.start(run_id, rows=rows(500))
+    await ended(neighbours, run_id)
+    neighbours.receipts_away = True
+    await neighbours.bus.publish(RunRetry(run_id=run_id), RUNS_RETRY)
+    await neighbours.until(lambda: any(halt.retry for halt in neighbours.halts))
+    summary = await neighbours.get(run_id)
+    assert (summary is not None and summary.state, sent(neighbours, run_id)) == ("completed", Counter()), "over, until it is prepared"
+    await first.stop()
+    neighbours.receipts_away = False
+    second = App(settings)
+    await second.start()
+    try:
+        summary = await ended(neighbours, run_id, times=2)
+        assert (summary.state, summary.counts.completed) == ("completed", 500)
+        assert sent(neighbours, run_id) == dict.fromkeys([(index, 2) for index in FAILED], 1)
+    finally:
+        await second.stop()
