@@ -6,6 +6,7 @@ Leases of running steps outlive every wait of these tests: a dead executor's are
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -20,6 +21,7 @@ from tests.e2e.waiting.system import WaitingSystem
 
 from rowmill.client import Client, Job
 from rowmill.client.reading import SheetReader
+from rowmill.dev.services import ServiceProcess
 
 ROWS = 20
 
@@ -37,6 +39,12 @@ class StepsSystem(WaitingSystem):
 
     def open(self, gate: str) -> None:
         (self.folder / f"{gate}.gate").touch()
+
+    def another_executor(self) -> ServiceProcess:
+        """Beside the first one."""
+        process = ServiceProcess("row-executor", {**os.environ, **self.environment}, self.folder / "another.log")
+        process.start()
+        return process
 
     def kill_executor(self) -> None:
         process = self.services["row-executor"]
@@ -57,6 +65,9 @@ def system(broker_url: str, database_url: str, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 async def client(system: StepsSystem, broker_url: str) -> AsyncIterator[Client]:
+    """Nothing was done yet, and every gate is shut."""
+    for path in (*system.folder.glob("*.done"), *system.folder.glob("*.gate")):
+        path.unlink()
     async with Client(broker_url) as connected:
         yield connected
 
@@ -105,6 +116,65 @@ async def test_a_killed_executor_repeats_what_it_was_in_the_middle_of_and_nothin
     rows = [msgspec.json.decode(row.data)["made"] async for row in SheetReader(client.bus).rows(making.run_id, "items")]
     assert rows == [[1, 1] if number % 2 else [1, 2] for number in range(ROWS)]
     assert system.done() == before + Counter(within) + Counter(f"second-{number}" for number in range(1, ROWS, 2))
+
+
+@pytest.mark.long
+async def test_a_frozen_executor_is_taken_for_dead_and_what_it_says_later_changes_nothing(
+    system: StepsSystem, client: Client, database_url: str
+) -> None:
+    job = await client.start(system.play("holding"))
+    async with asyncio.timeout(BOUND):
+        while not system.done()["two"]:
+            await asyncio.sleep(0.02)
+    frozen = system.services["row-executor"]
+    frozen.signal(signal.SIGSTOP)
+    other = system.another_executor()
+    try:
+        async with asyncio.timeout(BOUND):
+            while system.done()["two"] < 2:
+                await asyncio.sleep(0.02)
+        frozen.signal(signal.SIGCONT)
+        system.open("body")
+        assert await output(job) == [1, 2]
+        assert system.done()["one"] == 1
+    finally:
+        frozen.signal(signal.SIGCONT)
+        other.signal(signal.SIGTERM)
+        other.wait(20)
+
+
+@pytest.mark.long
+async def test_steps_are_run_no_more_often_than_their_receipts_say_while_executors_are_killed(
+    system: StepsSystem, client: Client, database_url: str
+) -> None:
+    names = [f"many-{number}" for number in range(600)]
+    job = await client.start(system.play("many"), items=[{"name": name} for name in names])
+    ended = asyncio.ensure_future(output(job))
+    kills = 0
+    while not ended.done() and kills < 10:
+        kills += 1
+        before = sum(system.done().values())
+        while not ended.done() and sum(system.done().values()) < before + 40:
+            await asyncio.sleep(0.02)
+        system.kill_executor()
+        system.services["row-executor"].start()
+    await ended
+    assert kills == 10, "killed too seldom to show anything"
+    connection = await asyncpg.connect(database_url)
+    dispatches: Counter[str] = Counter()
+    for row in await connection.fetch("SELECT caller, tool, state, dispatch, output FROM receipts.receipts WHERE caller LIKE 'many/%'"):
+        assert row["state"] == "completed"
+        dispatches[row["caller"]] += row["dispatch"]
+    await connection.close()
+    rows = {row.key: msgspec.json.decode(row.data) async for row in SheetReader(client.bus).rows(job.run_id, "many")}
+    assert sorted(row["name"] for row in rows.values()) == sorted(names)
+    done = system.done()
+    for key, row in rows.items():
+        runs = done[f"{row['name']}-1"] + done[f"{row['name']}-2"]
+        assert 2 <= runs <= dispatches[f"many/{key}"], row
+        assert row["both"] == [done[f"{row['name']}-1"], done[f"{row['name']}-2"]], "another result than the last run's serves"
+    repeated = sum(done[f"{name}-{step}"] - 1 for name in names for step in (1, 2))
+    assert repeated <= 20 * kills, "more was repeated than can have been under way"
 
 
 async def test_a_step_with_a_lifetime_serves_later_runs_of_its_play_alone(system: StepsSystem, client: Client) -> None:

@@ -41,6 +41,7 @@ class WaitingSystem:
             **FULL_SIZE,
             **settings,
         }
+        self.environment = environment
         self.services = ServiceSet(environment, folder / "logs")
         self._registry = registry.isolated()
 

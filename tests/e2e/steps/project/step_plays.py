@@ -65,6 +65,30 @@ async def holding(ctx: Context) -> list[int]:
     return [await ctx.step("one", lambda: note("one"), blocking=True), await ctx.step("two", lambda: noted_then_held("two", "body"))]
 
 
+async def noted_slowly(what: str) -> int:
+    times = note(what)
+    await asyncio.sleep(0.05)
+    return times
+
+
+class Named(BaseModel):
+    name: str
+
+
+class NamedRows(BaseModel):
+    items: Rows[Named]
+
+
+@play("many")
+async def many(ctx: Context, input: NamedRows) -> Any:  # noqa: A002 - the authoring surface names it so
+    """Rows of two steps each, twenty at a time."""
+
+    async def both(row: Named, ctx: RowContext) -> list[int]:
+        return [await ctx.step("first", lambda: noted_slowly(f"{row.name}-1")), await ctx.step("second", lambda: noted_slowly(f"{row.name}-2"))]
+
+    return await ctx.dataset("many", input.items, row=Named).with_column("both", both).run(key="name", concurrency=20)
+
+
 class Asked(BaseModel):
     of: str
 
