@@ -67,7 +67,7 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     or the presence. ``absent``: nothing stored (``only_cached``). ``reason``: why the run is halted, or which budget does not pay for which receipt.
     ``run_id`` and ``caller``: who paid for the output; ``took_over``: an earlier dispatch may have had its effect (its lease expired while running).
     ``alone``: granted, and not confirmed even where that was asked for: gateways died with this call in hand, so it is to be sent alone, after a
-    `Confirm` that says so. ``condemned``: failed just now, because it ended too many.
+    `Confirm` that says so.
     """
 
     state: ClaimState
@@ -84,7 +84,6 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     took_over: bool = False
     reason: str = ""
     alone: bool = False
-    condemned: bool = False
 
 
 @message()

@@ -128,7 +128,7 @@ class Receipts:
             for key in await self._store.condemn(condemned):
                 verdict = condemned[key]
                 log.error("call_condemned", receipt=short_digest(key.hex()), tool=verdict.failure.tool, run_id=verdict.run_id, deaths=verdict.deaths)
-                answers[key] = ClaimAnswer(state="failed", failure=verdict.failure, run_id=verdict.run_id, condemned=True)
+                answers[key] = ClaimAnswer(state="failed", failure=verdict.failure, run_id=verdict.run_id)
         return grants
 
     # ---- what follows a claim ---------------------------------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ class MemoryReceipts:
                 receipt.state = "failed"
                 for run_id in (receipt.claim.run_id, claim.run_id):
                     self.failures[claim.key, run_id] = (failure, self._now())
-                return ClaimAnswer(state="failed", failure=failure, run_id=claim.run_id, condemned=True)
+                return ClaimAnswer(state="failed", failure=failure, run_id=claim.run_id)
         return self._grant(run, receipt, claim, request, took_over=took_over)
 
     def _lease_stands(self, receipt: Receipt, claim: Claim, request: ClaimReceipts) -> ClaimAnswer | None:

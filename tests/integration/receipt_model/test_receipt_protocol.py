@@ -492,7 +492,7 @@ class History(RuleBasedStateMachine):
                 self.world.answers["taken over"] += answer.took_over
                 if answer.state == "completed":
                     assert bytes(answer.output) == self.ledger.keys[key].outputs[answer.dispatch]
-                if answer.condemned:
+                if answer.failure is not None and answer.failure.code == "poison":
                     self.world.answers["condemned"] += 1
                     assert self.ledger.keys[key].alone, "condemned, and never sent alone"
                     self.ledger.keys[key].failed_in.add(run.run_id)
