@@ -63,9 +63,10 @@ ClaimState = Literal["granted", "completed", "failed", "held", "unknown", "halte
 
 class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``granted``: the lease is the caller's (``dispatch`` > 0 where confirmed). ``completed``: ``output`` serves. ``failed``: failed in this run.
-    ``held``: another live lease, of ``run_id``; ask again after ``wait_ms``. ``unknown``: blocked until an operator decides. ``refused``: the shard's term is over,
-    or the presence. ``absent``: nothing stored (``only_cached``). ``reason``: why the run is halted, or which budget does not pay for which receipt.
-    ``run_id`` and ``caller``: who paid for the output; ``took_over``: an earlier dispatch may have had its effect (its lease expired while running).
+    ``held``: another live lease, of ``run_id``; ask again after ``wait_ms``. ``unknown``: blocked until an operator decides. ``refused``: the shard's
+    term is over, or the presence. ``absent``: nothing stored (``only_cached``). ``reason``: why the run is halted, or which budget does not pay for
+    which receipt. ``run_id`` and ``caller``: who paid for the output; ``took_over``: an earlier dispatch may have had its effect (its lease expired
+    while running).
     ``alone``: granted, and not confirmed even where that was asked for: gateways died with this call in hand, so it is to be sent alone, after a
     `Confirm` that says so.
     """

@@ -27,15 +27,15 @@ class DeathRule(msgspec.Struct, frozen=True):
         return deaths >= self.suspected_after
 
     def condemns(self, deaths: int) -> bool:
-        """Whether a call is not to be sent again. A later run sends it once more, alone: it may have been mended."""
+        """Whether a call is not to be sent again. A later run, or a retry, sends it once more, alone: it may have been mended."""
         return deaths >= self.suspected_after + self.deaths_alone
 
     def failure(self, tool: str, deaths: int) -> ToolFailure:
         """Why a condemned call failed."""
         message = (
             f"tool {tool!r} ended its gateway {deaths} times with this input, {deaths - self.suspected_after} of them with nothing beside it, so it "
-            "is not called again in this run: see the gateway's log for how it ended (exit status, memory), mend the function, and start a run with "
-            "--force failed"
+            "is not called again: see the gateway's log for how it ended (exit status, memory), mend the function, then retry the run's failed rows "
+            "(rowmill runs retry)"
         )
         return ToolFailure(tool=tool, code="poison", message=message, origin="receipts", category="definition")
 

@@ -285,7 +285,7 @@ WITH accounts AS MATERIALIZED (
 SELECT key FROM failed;
 
 -- name: give_up
--- Calls that failed with nothing claimed for them: kept for their runs, where no failure is yet. Leases stand, and an output serves all the same. There
+-- Calls that failed with nothing claimed for them: kept for their runs. Leases stand, and an output serves all the same. There
 -- must be a receipt, since claims of a key without one are granted unread; a new revision lets claims under way be decided anew.
 WITH asked AS MATERIALIZED (
     SELECT * FROM unnest($2::bytea[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::text[], $8::text[])
@@ -299,7 +299,7 @@ WITH asked AS MATERIALIZED (
 )
 INSERT INTO failures (key, run_id, dispatch, failure, failed_at)
 SELECT key, run_id, 0, failure, now() + $1::interval FROM asked ORDER BY key
-ON CONFLICT (key, run_id) DO NOTHING;
+ON CONFLICT (key, run_id) DO UPDATE SET failure = excluded.failure, failed_at = excluded.failed_at;
 
 -- name: release
 -- Claims that were never sent. Dispatch 0: nothing ever went under this lease, whether or not it was confirmed meanwhile (a confirmation whose

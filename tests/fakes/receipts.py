@@ -370,7 +370,7 @@ class MemoryReceipts:
     def _fail(self, failed: FailedCall) -> StoreAnswer:
         if failed.given_up is not None:
             self.receipts.setdefault(failed.key, Receipt(failed.given_up, state="failed"))
-            self.failures.setdefault((failed.key, failed.run_id), (failed.failure, self._now()))
+            self.failures[failed.key, failed.run_id] = (failed.failure, self._now())
             return StoreAnswer(state="stored")
         receipt = self.receipts.get(failed.key)
         ours = receipt is not None and receipt.lease_id == failed.lease_id and receipt.dispatch == failed.dispatch

@@ -187,6 +187,12 @@ async def test_a_call_that_was_given_up_unclaimed_has_failed_for_its_run_alone(s
     assert (failed.state, failed.failure) == ("failed", FAILURE)
     granted = await store.claim(key, "lease-3", run_id=f"{store.run}-other", confirm=True)
     assert (granted.state, granted.dispatch, granted.took_over) == ("granted", 1, False)
+    await store.release(key, 1, "lease-3")
+    await store.ask(HaltRun(run_id=store.run, action="resume", decision=2, retry=True), RunHalted)
+    assert (await store.claim(key, "lease-4", confirm=True)).state == "granted"
+    await store.release(key, 2, "lease-4")
+    assert (await store.fail(key, 0, "", given_up=claim)).state == "stored"
+    assert (await store.claim(key, "lease-5", confirm=True)).state == "failed"
 
 
 async def test_giving_a_call_up_touches_no_lease_and_no_output_of_another(store: Asker, key: str) -> None:
