@@ -33,6 +33,13 @@ RUN = "run-1"
 CODE = "code-1"
 
 
+async def until(happened: Callable[[], Any]) -> None:
+    """Return once it is so."""
+    async with asyncio.timeout(20):
+        while not happened():
+            await asyncio.sleep(0.001)
+
+
 class FrozenClock:
     """Time that stands until a test moves it."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,15 +15,15 @@ from rowmill.errors import AskTimeout, UnavailableError
 from rowmill.runtime.clock import SystemClock
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.presences import KeepPresence
-from rowmill_contracts.receipts import Claim, ClaimReceipts, Complete, Confirm, LeaseRef, Release, Renew
+from rowmill_contracts.receipts import ClaimReceipts, Complete, Confirm, LeaseRef, Release
 from rowmill_contracts.tools import CallOutcome
 from rowmill_row_executor import step_receipts
-from rowmill_row_executor.leases import LeaseOwners, LeaseThread
 from rowmill_row_executor.ports import Asker
-from rowmill_row_executor.presence import Presence
 from rowmill_row_executor.step_calling import StepCall, StepIds
 from rowmill_row_executor.step_receipts import BusStepReceipts
 from rowmill_row_executor.step_runner import StepRunner
+
+from .conftest import until
 
 RUN = "run-1"
 HOLD = 0.1
@@ -125,12 +125,6 @@ def store(now: Now) -> MemoryReceipts:
 def new_executor(store: MemoryReceipts) -> Iterator[Callable[[], Executor]]:
     with ThreadPoolExecutor(1) as threads:
         yield lambda: Executor(store, threads)
-
-
-async def until(happened: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
-        while not happened():
-            await asyncio.sleep(0.001)
 
 
 async def test_an_outcome_whose_storing_was_not_answered_is_asked_for_again(new_executor: Any, store: MemoryReceipts) -> None:
@@ -303,110 +297,6 @@ async def test_steps_that_are_ready_together_are_claimed_together(new_executor: 
     await asyncio.gather(*(here.run(lambda: 1, semantic_key=number) for number in range(500)))
     assert here.asks.of(ClaimReceipts) - before < 10
     assert here.asks.of(Complete) < 12
-
-
-# ---- presence ---------------------------------------------------------------------------------------------------------------------------
-
-
-class Owners:
-    """`LeaseOwners`: a store in memory. ``deaf``: answers nothing."""
-
-    def __init__(self, store: MemoryReceipts) -> None:
-        self.store = store
-        self.kept: list[KeepPresence] = []
-        self.renewed: list[Renew] = []
-        self.deaf = False
-
-    async def keep_presence(self, request: KeepPresence) -> Any:
-        if self.deaf:
-            raise AskTimeout("no answer")
-        self.kept.append(request)
-        return self.store.answer(request)
-
-    async def renew_receipts(self, request: Renew) -> Any:
-        if self.deaf:
-            raise AskTimeout("no answer")
-        self.renewed.append(request)
-        return self.store.answer(request)
-
-
-@pytest.fixture
-async def kept(now: Now) -> AsyncIterator[tuple[Owners, Presence, LeaseThread]]:
-    owners = Owners(MemoryReceipts(now, shard=0.03, held_poll=0.001))
-
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[LeaseOwners]:
-        yield owners  # type: ignore[misc]
-
-    thread = LeaseThread(opened, SystemClock())
-    thread.start()
-    yield owners, Presence(thread, SystemClock(), renewal=0.02), thread
-    await thread.stop()
-
-
-def claimed(store: MemoryReceipts, key: str, presence: str) -> LeaseRef:
-    claim = Claim(key=key, lease_id=f"lease-{key}", run_id=RUN, tool="step:work", effect="idempotent", started_at=0.0)
-    store.answer(ClaimReceipts(holder="me", claims=[claim], confirm=True, presence=presence))
-    return LeaseRef(key=key, lease_id=claim.lease_id, run_id=RUN, dispatch=1)
-
-
-async def test_nothing_is_said_before_the_first_step(kept: Any) -> None:
-    owners, presence, _ = kept
-    await asyncio.sleep(0.05)
-    assert not owners.kept
-    name = await presence.present()
-    assert await presence.present() == name
-    assert len({request.presence for request in owners.kept}) == 1
-
-
-async def test_a_presence_is_kept_and_steps_are_renewed_while_the_loop_is_held(kept: Any) -> None:
-    owners, presence, _ = kept
-    lease = claimed(owners.store, "k", await presence.present())
-    with presence.keeping(lease, lambda: pytest.fail("it is ours")):
-        while len(owners.kept) < 4 or len(owners.renewed) < 3:
-            pass  # the loop is held on purpose
-    assert owners.renewed[-1].leases == [lease]
-
-
-async def test_who_lost_a_step_is_told_on_its_own_loop(kept: Any) -> None:
-    owners, presence, _ = kept
-    lease = claimed(owners.store, "k", await presence.present())
-    owners.store.receipts["k"].lease_id = "another's"
-    lost = asyncio.Event()
-    with presence.keeping(lease, lost.set):
-        await asyncio.wait_for(lost.wait(), 10)
-
-
-async def test_a_presence_that_ended_is_replaced_and_what_nobody_took_is_kept_under_the_new_one(kept: Any) -> None:
-    owners, _, thread = kept
-    presence = Presence(thread, SystemClock(), renewal=3600)
-    first = await presence.present()
-    lease = claimed(owners.store, "k", first)
-    with presence.keeping(lease, lambda: pytest.fail("it is ours")):
-        owners.store.answer(KeepPresence(presence=first, leave=True))
-        await until(lambda: owners.store.receipts["k"].presence != first)
-    assert await presence.present() == owners.store.receipts["k"].presence
-    assert await presence.present(instead_of=first) == await presence.present()
-
-
-async def test_an_owner_that_does_not_answer_ends_nothing(kept: Any) -> None:
-    owners, presence, _ = kept
-    lease = claimed(owners.store, "k", await presence.present())
-    with presence.keeping(lease, lambda: pytest.fail("it is ours")):
-        owners.deaf = True
-        await asyncio.sleep(0.05)
-        owners.deaf = False
-        renewed = len(owners.renewed)
-        await until(lambda: len(owners.renewed) > renewed)
-
-
-async def test_a_process_that_stops_leaves(kept: Any) -> None:
-    owners, presence, thread = kept
-    name = await presence.present()
-    await thread.stop()
-    assert owners.kept[-1] == KeepPresence(presence=name, leave=True)
-    with pytest.raises(UnavailableError):
-        await presence.present()
 
 
 async def test_a_cut_off_step_that_must_not_be_repeated_is_stored_as_unknown(new_executor: Any, store: MemoryReceipts) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -13,10 +12,8 @@ import pytest
 
 from rowmill import Context, play, steps
 from rowmill.datasets import DatasetBuilder
-from rowmill.errors import DefinitionError, StepFailed, UsageError
+from rowmill.errors import StepFailed
 from rowmill_contracts.runs import RunOptions
-from rowmill_row_executor.ports import Asker
-from rowmill_row_executor.step_calling import StepIds
 
 RUN = "run-1"
 
@@ -335,38 +332,6 @@ async def test_two_steps_of_one_id_at_once_in_a_body_are_refused(bench: Any) -> 
     assert "step id 'same' is used twice at once in this body" in (await bench.advance()).error.message
 
 
-# ---- who shares -------------------------------------------------------------------------------------------------------------------------
-
-
-def key_of(fn: Callable[[], Any] = lambda: 1, **facts: Any) -> str:
-    asked: dict[str, Any] = {"id": "score", "run": "run-1", "play": "leads", "org": "ours", "caller": "people/k1", "column": "a"}
-    asked |= {"semantic_key": None, "stale_after": None, "blocking": False, "effect": "idempotent"} | facts
-    asker = Asker(asked.pop("run"), asked.pop("org"), asked.pop("play"), 0.0)
-    return StepIds("a test").prepare(asker, asked.pop("id"), fn, **asked).key
-
-
-@pytest.mark.parametrize(
-    "other", [{"id": "other"}, {"org": "theirs"}, {"run": "run-2"}, {"caller": "people/k2"}, {"column": "b"}, {"semantic_key": [1, {"b": 2}]}]
-)
-def test_a_key_is_made_of_run_place_id_and_semantic_key(other: dict[str, Any]) -> None:
-    assert key_of() == key_of(play="it is the run's")
-    assert key_of() != key_of(**other)
-
-
-def test_with_a_cache_lifetime_the_play_shares_and_the_code_counts() -> None:
-    row = {"n": 1}
-
-    def same() -> Any:
-        return row["n"]
-
-    first = key_of(same, stale_after="1h")
-    row = {"n": 2}
-    assert key_of(same, stale_after="1d", run="run-2") == first
-    assert key_of(same, stale_after="1h", play="other") != first
-    assert key_of(lambda: row["n"] + 1, stale_after="1h") != first
-    assert key_of(lambda: 1) == key_of(lambda: 2), "within a run the code is the same"
-
-
 @pytest.mark.parametrize(("forced", "serves"), [(None, True), ("tools", True), ("failed", True), ("steps", False), ("all", False)])
 async def test_force_is_for_what_is_older_than_the_run(bench: Any, forced: Any, serves: bool) -> None:
     work = Work()
@@ -386,31 +351,3 @@ async def test_force_is_for_what_is_older_than_the_run(bench: Any, forced: Any, 
     bench.start(cached)
     await bench.advance()
     assert work.done == (2 if serves else 3), "older than its lifetime"
-
-
-@pytest.mark.parametrize(
-    ("id", "fn", "says"),
-    [
-        ("", Work(), "a step's id is text of 1 to 200 characters, not ''"),
-        ("score", 5, "step 'score': give it a function without arguments, such as lambda: work(row), not 'int'"),
-    ],
-)
-def test_a_step_that_cannot_be_run_is_refused_with_advice(id: str, fn: Any, says: str) -> None:  # noqa: A002
-    with pytest.raises(DefinitionError) as refused:
-        key_of(fn, id=id)
-    assert str(refused.value) == says
-
-
-def test_a_semantic_key_that_cannot_be_written_is_refused() -> None:
-    with pytest.raises(DefinitionError, match="step 'score': semantic_key: a value of type object"):
-        key_of(semantic_key=object())
-
-
-def test_the_same_id_is_free_again_once_its_step_has_ended() -> None:
-    ids = StepIds("here")
-    asker = Asker("run", "org", "play", 0.0)
-    facts: dict[str, Any] = {"semantic_key": None, "stale_after": None, "blocking": False, "effect": "idempotent"}
-    step = ids.prepare(asker, "one", Work(), **facts)
-    with ids.in_hand("", step), pytest.raises(UsageError):
-        ids.prepare(asker, "one", Work(), **facts)
-    assert ids.prepare(asker, "one", Work(), **facts).key != step.key

@@ -1,0 +1,73 @@
+"""What makes two steps the same, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rowmill.errors import DefinitionError, UsageError
+from rowmill_row_executor.ports import Asker
+from rowmill_row_executor.step_calling import StepIds
+
+
+def one() -> int:
+    return 1
+
+
+def key_of(fn: Callable[[], Any] = lambda: 1, **facts: Any) -> str:
+    asked: dict[str, Any] = {"id": "score", "run": "run-1", "play": "leads", "org": "ours", "caller": "people/k1", "column": "a"}
+    asked |= {"semantic_key": None, "stale_after": None, "blocking": False, "effect": "idempotent"} | facts
+    asker = Asker(asked.pop("run"), asked.pop("org"), asked.pop("play"), 0.0)
+    return StepIds("a test").prepare(asker, asked.pop("id"), fn, **asked).key
+
+
+@pytest.mark.parametrize(
+    "other", [{"id": "other"}, {"org": "theirs"}, {"run": "run-2"}, {"caller": "people/k2"}, {"column": "b"}, {"semantic_key": [1, {"b": 2}]}]
+)
+def test_a_key_is_made_of_run_place_id_and_semantic_key(other: dict[str, Any]) -> None:
+    assert key_of() == key_of(play="it is the run's")
+    assert key_of() != key_of(**other)
+
+
+def test_with_a_cache_lifetime_the_play_shares_and_the_code_counts() -> None:
+    row = {"n": 1}
+
+    def same() -> Any:
+        return row["n"]
+
+    first = key_of(same, stale_after="1h")
+    row = {"n": 2}
+    assert key_of(same, stale_after="1d", run="run-2") == first
+    assert key_of(same, stale_after="1h", play="other") != first
+    assert key_of(lambda: row["n"] + 1, stale_after="1h") != first
+    assert key_of(lambda: 1) == key_of(lambda: 2), "within a run the code is the same"
+
+
+@pytest.mark.parametrize(
+    ("id", "fn", "says"),
+    [
+        ("", one, "a step's id is text of 1 to 200 characters, not ''"),
+        ("score", 5, "step 'score': give it a function without arguments, such as lambda: work(row), not 'int'"),
+    ],
+)
+def test_a_step_that_cannot_be_run_is_refused_with_advice(id: str, fn: Any, says: str) -> None:  # noqa: A002
+    with pytest.raises(DefinitionError) as refused:
+        key_of(fn, id=id)
+    assert str(refused.value) == says
+
+
+def test_a_semantic_key_that_cannot_be_written_is_refused() -> None:
+    with pytest.raises(DefinitionError, match="step 'score': semantic_key: a value of type object"):
+        key_of(semantic_key=object())
+
+
+def test_the_same_id_is_free_again_once_its_step_has_ended() -> None:
+    ids = StepIds("here")
+    asker = Asker("run", "org", "play", 0.0)
+    facts: dict[str, Any] = {"semantic_key": None, "stale_after": None, "blocking": False, "effect": "idempotent"}
+    step = ids.prepare(asker, "one", one, **facts)
+    with ids.in_hand("", step), pytest.raises(UsageError):
+        ids.prepare(asker, "one", one, **facts)
+    assert ids.prepare(asker, "one", one, **facts).key != step.key
