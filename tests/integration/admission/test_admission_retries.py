@@ -135,6 +135,27 @@ async def test_a_run_that_failed_is_admitted_to_its_end(neighbours: Neighbours) 
     assert sent(neighbours, run_id) == {(3, 2): 1}
 
 
+@pytest.mark.parametrize(("retention", "refused"), [(3600.0, False), (0.0, True)])
+async def test_a_run_can_be_retried_for_as_long_as_it_is_known_where_its_failed_rows_lie(
+    neighbours: Neighbours, settings: AdmissionSettings, retention: float, *, refused: bool
+) -> None:
+    run_id = new_run_id()
+    neighbours.work = failing(FAILED)
+    app = App(settings.model_copy(update={"silent_after": 0.0, "retry_retention": retention}))
+    await app.start()
+    try:
+        await neighbours.start(run_id, rows=rows(500))
+        await ended(neighbours, run_id)
+        assert app._parts is not None
+        await app._parts.repair.look()
+        shown = await retry(neighbours.bus, run_id)
+        assert ("ended too long ago" in shown.refused) is refused
+        summary = await ended(neighbours, run_id, times=1 if refused else 2)
+        assert (summary.state, summary.counts.failed) == ("completed", len(FAILED) if refused else 0)
+    finally:
+        await app.stop()
+
+
 async def test_a_retry_whose_admission_dies_goes_on_with_the_next_one(neighbours: Neighbours, settings: AdmissionSettings) -> None:
     run_id = new_run_id()
     neighbours.work = failing(FAILED)
