@@ -29,7 +29,7 @@ REFUSED: Final[dict[str, str]] = {
     **dict.fromkeys(
         (
             *("TakeRun", "RenewRun", "RecordCalls", "ReleaseRun", "GetRun", "ListRuns", "AskOldestRun", "KeyPage"),
-            *("LookupRows", "ReadRows", "ReadCounts", "QuerySheets"),
+            *("LookupRows", "ReadRows", "ReadCounts", "QuerySheets", "ReopenRows"),
             *("ClaimReceipts", "Confirm", "Renew", "Complete", "Fail", "Release", "LeaseShard", "HaltRun"),
         ),
         _ASKER_GONE,

@@ -13,6 +13,7 @@ from rowmill_contracts.asks import RequestDied
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.envelope import Message, encode
 from rowmill_contracts.receipts import ClaimReceipts
+from rowmill_contracts.retries import ReopenRows, RunRetry
 from rowmill_contracts.rows import LookupRows, QuerySheets, ReadRows, RowsLooked, RowsRead, RowsSettled, RowTasks, SheetsQueried
 from rowmill_contracts.runs import (
     AdvanceRun,
@@ -181,6 +182,8 @@ async def test_who_asked_what_died_is_answered_with_the_error(neighbours: Neighb
         (ClaimReceipts(holder="h", claims=[]), RECEIPTS_CLAIMS, RequestDied),
         (TakeRun(run_id="r", read_only=True), ADMISSION_ASKS, RequestDied),
         (GetRun(run_id="r"), ADMISSION_ASKS, RequestDied),
+        (RunRetry(run_id="r"), ADMISSION_RUNS, RequestDied),
+        (ReopenRows(run_id="r", number=1, dataset="d", attempt=2), SHEETS_ASKS, RequestDied),
         (LookupRows(**looked_up), SHEETS_ASKS, RowsLooked),
         (ReadRows(run_id="r", dataset="d"), SHEETS_ASKS, RowsRead),
         (QuerySheets(sql="SELECT 1"), SHEETS_ASKS, SheetsQueried),
