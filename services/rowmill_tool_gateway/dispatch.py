@@ -183,7 +183,11 @@ class Dispatcher:
 
     def _expected_wait(self, flight: Flight) -> float:
         """Seconds until a flight that joins its queue now would be sent: behind those of its run that were asked for earlier, and others in turn."""
-        before = flight.group.waiting.before(flight.calls[0].page.run_id, flight.asked)
+        return self._wait_behind(flight, flight.group.waiting.before(flight.calls[0].page.run_id, flight.asked))
+
+    def _wait_behind(self, flight: Flight, before: int) -> float:
+        """Seconds until a flight is sent that so many go before, and those of its group that are claimed."""
+        before += flight.group.coming + flight.group.ready
         return flight.lane.expected_wait(self._clock.monotonic(), before * flight.tool.weight)
 
     def backlog(self, lane: Lane) -> int:
@@ -226,10 +230,8 @@ class Dispatcher:
             return False
         if flight.lane.unavailable_for(self._clock.monotonic()) is not None or not self._may_send(flight.lane):
             return False
-        if flight.stage is Stage.WAITING:
-            before = flight.group.waiting.ahead(flight.ticket) * flight.tool.weight
-            if flight.lane.expected_wait(self._clock.monotonic(), before) > self._settings.lead:
-                return False
+        if flight.stage is Stage.WAITING and self._wait_behind(flight, flight.group.waiting.ahead(flight.ticket)) > self._settings.lead:
+            return False
         call.deadline += self._settings.lead
         return True
 

@@ -19,8 +19,8 @@ TICK = 0.005
 
 
 class NotingProvider:
-    """``arrivals``: (seconds by the loop's clock, name), in order. ``lasts``: seconds until an answer. ``slept``: the longest time in seconds for which
-    its loop did not run, so that what came meanwhile is noted later. Its port is its own also while it is away.
+    """``arrivals``: (seconds by the loop's clock, name), in order. ``lasts``: seconds until an answer. ``slept``: the longest time in seconds for
+    which its loop did not run, so that what came meanwhile is noted later. Its port is its own also while it is away.
     """
 
     def __init__(self, *, lasts: float = 0.0) -> None:

@@ -61,26 +61,26 @@ async def test_no_new_row_of_a_run_is_sent_before_those_that_are_called_back(nei
     await park(neighbours, second, third)
     await serves(neighbours, first.org, at_once=0)
     await marked(neighbours)
-
     await complete(neighbours, first)
     await marked(neighbours)
     assert len(neighbours.sent(run_id)) == 6, "there is a place in the window, and rows that have waited are to have it"
 
-    await serves(neighbours, first.org, at_once=2)
-    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 8)
-    back = of(neighbours, run_id)[-1]
-    await park(neighbours, msgspec.structs.replace(back, rows=back.rows[:1]))  # it had no turn yet, and goes before new ones still
-    assert len(neighbours.sent(run_id)) == 8, "two are called back and wait"
-    await serves(neighbours, first.org, at_once=3)
-    await neighbours.until(lambda: len(neighbours.sent(run_id)) >= 12)
-    assert [row.index for row in neighbours.sent(run_id)[6:8]] == [2, 3]
-    assert sorted(row.index for row in neighbours.sent(run_id)[8:11]) == [2, 4, 5]
+    await serves(neighbours, first.org, at_once=4)
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 12)
+    assert [sorted(row.index for row in neighbours.sent(run_id)[begin:end]) for begin, end in ((6, 10), (10, 12))] == [[2, 3, 4, 5], [6, 7]]
 
-    neighbours.work = lambda tasks: [settled(row, "completed") for row in tasks.rows]
+    back, new = of(neighbours, run_id)[3], of(neighbours, run_id)[-1]
+    await park(neighbours, msgspec.structs.replace(back, rows=back.rows[:1]))  # it had no turn yet, and goes before new ones still
+    await complete(neighbours, new)
+    await marked(neighbours)
+    assert len(neighbours.sent(run_id)) == 12
+
+    await serves(neighbours, first.org, at_once=1)
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 15)
+    assert [row.index for row in neighbours.sent(run_id)[12:]] == [back.rows[0].index, 8, 9]
     for tasks in of(neighbours, run_id):
         await complete(neighbours, tasks)
     await neighbours.until(lambda: neighbours.ended(run_id))
-    assert sorted(row.index for row in neighbours.sent(run_id)[11:]) == [6, 7, 8, 9]
 
 
 async def test_rows_whose_provider_is_away_again_hold_up_no_new_ones(neighbours: Neighbours) -> None:
