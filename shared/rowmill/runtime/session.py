@@ -246,8 +246,9 @@ class Session:
 
     async def _close_idle_channels(self) -> None:
         """Those of cancelled consumers, once all that they were delivered is done; what was sent to them too late goes back to its queue."""
-        for attached in [one for one in self._cancelled if not one.watch.in_hand]:
-            self._cancelled.remove(attached)
+        idle = [attached for attached in self._cancelled if not attached.watch.in_hand]
+        self._cancelled = [attached for attached in self._cancelled if attached.watch.in_hand]
+        for attached in idle:
             attached.channel.close_callbacks.discard(self._channel_closed)
             await attached.channel.close()
 
