@@ -41,10 +41,10 @@ class StepReceipts(Protocol):
     """The receipts of steps, claimed by this process."""
 
     async def claim(self, claim: Claim, *, confirm: bool) -> ClaimAnswer:
-        """Claim a key, or hear what is stored for it. Raises `UnavailableError` where nobody answers; then nothing is claimed for long."""
+        """Claim a key, or hear what is stored for it, however long that takes. Raises `UnavailableError` where this process stops."""
 
     async def confirm(self, lease: LeaseRef) -> ConfirmAnswer:
-        """Right before a step that must not be repeated. Raises `UnavailableError`, as `claim` does."""
+        """Right before a step that must not be repeated, likewise."""
 
     async def complete(self, completion: Completion) -> StoreAnswer:
         """Store a result; returns once it is stored, however long that takes."""

@@ -12,12 +12,15 @@ from contextlib import contextmanager, suppress
 import structlog
 
 from rowmill.errors import RowmillError
-from rowmill.runtime.clock import Clock, new_id
+from rowmill.runtime.clock import Clock, backoff, new_id
 from rowmill_contracts.presences import KeepPresence
 from rowmill_contracts.receipts import MAX_ITEMS, LeaseRef, Renew
 from rowmill_row_executor.leases import LeaseThread
 
 log = structlog.get_logger()
+
+_AGAIN = 5.0
+"""Seconds between two tries to say so for the first time, at most."""
 
 _LEAVING = 1.0
 """Seconds that a process takes to say that it goes. Its presence ends by itself, if later."""
@@ -36,7 +39,10 @@ class Presence:
         thread.on_stop(self._leave)
 
     async def present(self, instead_of: str = "") -> str:
-        """The name under which this process is there, stored; another than ``instead_of``. Raises `UnavailableError`."""
+        """The name under which this process is there, stored, however long that takes; another than ``instead_of``.
+
+        Raises `UnavailableError` where this process stops.
+        """
         return await self._thread.carry_out(lambda: self._present(instead_of))
 
     @contextmanager
@@ -56,9 +62,7 @@ class Presence:
             if self._name in ("", instead_of):
                 first = not self._name
                 name = new_id("executor-")
-                lasting = await self._keep(name)
-                if lasting is None:  # nobody has heard of it before
-                    raise RowmillError(f"presence {name} has ended before it began")
+                lasting = await self._begin(name)
                 self._name = name
                 if first:
                     self._thread.spawn(self._stay(lasting))
@@ -67,6 +71,17 @@ class Presence:
                     log.warning("presence_ended", detail="this process was away for too long; what it runs may be run by others, too")
                     self._thread.spawn(self._renew())
             return self._name
+
+    async def _begin(self, name: str) -> float:
+        failures = 0
+        owners = await self._thread.owners()
+        while True:
+            try:
+                return (await owners.keep_presence(KeepPresence(presence=name))).seconds
+            except RowmillError as error:
+                failures += 1
+                log.warning("presence_not_begun", failures=failures, error=str(error))
+                await self._clock.sleep(backoff(failures, first=0.1, limit=_AGAIN))
 
     async def _keep(self, name: str, *, leave: bool = False) -> float | None:
         """How long the presence lasts; None: it has ended."""
@@ -102,8 +117,7 @@ class Presence:
                 continue
             for (lease, on_lost), is_kept in zip(page, kept, strict=False):
                 if not is_kept and lease.lease_id in self._held:
-                    log.warning("step_lease_lost", run_id=lease.run_id)
-                    on_lost()
+                    on_lost()  # which means nothing where its outcome is being stored, or was stored just now
 
     async def _leave(self) -> None:
         if self._name:

@@ -1,6 +1,7 @@
-"""The receipts of steps, over the bus: claims and outcomes in pages, outcomes asked for again until they are stored.
+"""The receipts of steps, over the bus: claims and outcomes in pages, each asked for again until it is answered.
 
-Owns which leases may or may not be ours: a claim that nobody answered is given back until that is heard, for its step was not begun.
+A request may come any number of times: a claim that is asked for again is the same claim, by its lease id, and an outcome is stored once. A claim
+that nobody waits for any more is given back, for its step was not begun.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from rowmill.errors import AskDied, RowmillError, UnavailableError
+from rowmill.errors import AskDied, RowmillError
 from rowmill.runtime.clock import Clock, backoff
 from rowmill.runtime.gathering import Gatherer
 from rowmill_contracts.envelope import PAGE_BYTES, Message
@@ -41,13 +42,12 @@ from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
 log = structlog.get_logger()
 
 ReplyT = TypeVar("ReplyT", bound=Message)
-AnswerT = TypeVar("AnswerT")
 
 _ITEM_BYTES = 400
 """About what one claim or outcome takes beside its output."""
 
 _AGAIN = 5.0
-"""Seconds between two requests to store an outcome, at most."""
+"""Seconds between two requests that were not answered, at most."""
 
 
 class Asks(Protocol):
@@ -153,53 +153,62 @@ class BusStepReceipts:
 
     def _claiming(self, *, confirm: bool) -> Callable[[list[_Item]], Awaitable[None]]:
         async def flush(items: list[_Item]) -> None:
+            items = [item for item in items if not item.answer.done()]
             claims: list[Claim] = [item.facts for item in items]
             request = ClaimReceipts(holder=self._holder, claims=claims, confirm=confirm, presence=self._presence)
             try:
-                answers = _aligned((await self._asks.ask(request, RECEIPTS_CLAIMS, ReceiptsClaimed)).answers, items)
+                reply = await self._until_heard(request, RECEIPTS_CLAIMS, ReceiptsClaimed, wanted_by=items)
             except AskDied as error:
                 _tell(items, [ClaimAnswer(state="failed", failure=_dead(claim.tool, error)) for claim in claims])
-            except RowmillError as error:
-                log.warning("step_claims_unanswered", claims=len(items), error=str(error))
-                _refuse(items, error)
-                for claim in claims:  # each may be ours all the same
+                return
+            if reply is None:
+                for claim in claims:  # each may be ours (there are none where nothing was asked)
                     self.release(_unsent(claim))
-            else:
-                for item, claim, answer in zip(items, claims, answers, strict=True):
-                    if item.answer.done() and answer.state == "granted":
-                        self.release(_unsent(claim))  # who asked is gone
-                _tell(items, answers)
+                return
+            for item, claim, answer in zip(items, claims, reply.answers, strict=True):
+                if item.answer.done() and answer.state == "granted":
+                    self.release(_unsent(claim))  # who asked is gone
+            _tell(items, reply.answers)
 
         return flush
 
     async def _confirm(self, items: list[_Item]) -> None:
+        request = Confirm(leases=[item.facts for item in items])
         try:
-            request = Confirm(leases=[item.facts for item in items])
-            _tell(items, _aligned((await self._asks.ask(request, RECEIPTS_SETTLE, Confirmed)).answers, items))
-        except RowmillError as error:
-            log.warning("step_confirms_unanswered", leases=len(items), error=str(error))
-            _refuse(items, error)
+            reply = await self._until_heard(request, RECEIPTS_SETTLE, Confirmed, wanted_by=items)
+        except AskDied:
+            _tell(items, [ConfirmAnswer(state="lost")] * len(items))
+        else:
+            _tell(items, [] if reply is None else reply.answers)
 
     async def _complete(self, items: list[_Item]) -> None:
-        stored = await self._until_heard(Complete(completions=[item.facts for item in items]), Completed)
-        _tell(items, stored.answers)
+        stored = await self._until_heard(Complete(completions=[item.facts for item in items]), RECEIPTS_SETTLE, Completed)
+        _tell(items, [] if stored is None else stored.answers)
 
     async def _fail(self, items: list[_Item]) -> None:
-        stored = await self._until_heard(Fail(failures=[item.facts for item in items]), Completed)
-        _tell(items, stored.answers)
+        stored = await self._until_heard(Fail(failures=[item.facts for item in items]), RECEIPTS_SETTLE, Completed)
+        _tell(items, [] if stored is None else stored.answers)
 
     async def _release(self, items: list[_Item]) -> None:
-        await self._until_heard(Release(leases=[item.facts for item in items]), Released)
+        await self._until_heard(Release(leases=[item.facts for item in items]), RECEIPTS_SETTLE, Released)
 
-    async def _until_heard(self, request: Message, answer: type[ReplyT]) -> ReplyT:
+    async def _until_heard(self, request: Message, key: str, answer: type[ReplyT], *, wanted_by: Sequence[_Item] | None = None) -> ReplyT | None:
+        """Ask until it is answered; None: by then nobody waited for it any more. Raises `AskDied` where somebody does.
+
+        A process that is short of time, as its loop is where author code holds it, hears answers late. To fail its rows for that would only have them
+        done again.
+        """
         failures = 0
-        while True:
+        while wanted_by is None or not all(item.answer.done() for item in wanted_by):
             try:
-                return await self._asks.ask(request, RECEIPTS_SETTLE, answer)
+                return await self._asks.ask(request, key, answer)
             except RowmillError as error:
+                if isinstance(error, AskDied) and wanted_by is not None:
+                    raise
                 failures += 1
-                log.warning("steps_not_stored", message_type=request.message_type, failures=failures, error=str(error))
+                log.warning("steps_not_answered", message_type=request.message_type, failures=failures, error=str(error))
                 await self._clock.sleep(backoff(failures, first=0.1, limit=_AGAIN))
+        return None
 
 
 def _size_of(item: _Item) -> int:
@@ -210,23 +219,10 @@ def _unsent(claim: Claim) -> LeaseRef:
     return LeaseRef(key=claim.key, lease_id=claim.lease_id, run_id=claim.run_id)
 
 
-def _aligned(answers: Sequence[AnswerT], items: Sequence[_Item]) -> Sequence[AnswerT]:
-    if len(answers) != len(items):
-        raise UnavailableError(f"the receipt-store gave {len(answers)} answers to {len(items)} requests")
-    return answers
-
-
 def _tell(items: Sequence[_Item], answers: Sequence[object]) -> None:
-    for item, answer in zip(items, answers, strict=True):
+    for item, answer in zip(items, answers, strict=False):
         if not item.answer.done():
             item.answer.set_result(answer)
-
-
-def _refuse(items: Sequence[_Item], error: RowmillError) -> None:
-    unavailable = error if isinstance(error, UnavailableError) else UnavailableError(str(error))
-    for item in items:
-        if not item.answer.done():
-            item.answer.set_exception(unavailable)
 
 
 def _dead(tool: str, error: AskDied) -> ToolFailure:

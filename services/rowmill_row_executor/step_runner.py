@@ -9,6 +9,7 @@ from contextvars import copy_context
 from typing import Any
 
 import msgspec
+import structlog
 
 from rowmill.encoding.receipts import short_digest
 from rowmill.errors import RowmillError, StepFailed
@@ -17,6 +18,8 @@ from rowmill_contracts.receipts import Claim, ClaimAnswer, Completion, FailedCal
 from rowmill_contracts.tools import CallOutcome, ToolFailure
 from rowmill_row_executor.ports import Asker, StepReceipts
 from rowmill_row_executor.step_calling import StepCall, encoded, enter, failure_of, raised
+
+log = structlog.get_logger()
 
 _SHORTEST_POLL = 0.001
 
@@ -59,7 +62,7 @@ class StepRunner:
     async def run(self, asker: Asker, step: StepCall, *, run_term: int | None = None) -> CallOutcome:
         """How the step ended, or what it waits for (``deferred``, ``halted``). ``run_term``: of the body that has the step.
 
-        Raises `UnavailableError` where the receipt-store does not answer.
+        Raises `UnavailableError` where this process stops.
         """
         limit = self._row_limit if run_term is None else self._body_limit
         since = self._clock.monotonic()
@@ -111,6 +114,7 @@ class StepRunner:
                     failure = _failure(step, work)
                     return await (self._completed(step, lease, work.result()) if failure is None else self._failed(step, lease, failure))
                 if lost.done():
+                    log.warning("step_lease_lost", step=step.id, run_id=lease.run_id)
                     return None
                 return await self._failed(step, lease, failure_of(step, "step_timeout", f"step {step.id!r} took longer than {limit:g} s"))
             except BaseException:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.fakes.receipts import MemoryReceipts
 
-from rowmill.errors import AskTimeout, UnavailableError
+from rowmill.errors import AskTimeout
 from rowmill.runtime.clock import SystemClock
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.presences import KeepPresence
@@ -135,16 +135,30 @@ async def test_an_outcome_whose_storing_was_not_answered_is_asked_for_again(new_
     assert [receipt.state for receipt in store.receipts.values()] == ["completed"]
 
 
+@pytest.mark.parametrize("kind", [ClaimReceipts, Confirm])
 @pytest.mark.parametrize("carried_out", [True, False])
-async def test_a_claim_that_was_not_answered_is_given_back(new_executor: Any, store: MemoryReceipts, carried_out: bool) -> None:
-    here, there = new_executor(), new_executor()
-    (here.asks.lose if carried_out else here.asks.drop).append(ClaimReceipts)
-    here.asks.drop.append(Release)
-    with pytest.raises(UnavailableError):
-        await here.run(lambda: 7)
+async def test_a_claim_that_was_not_answered_is_asked_for_again_and_is_the_same_claim(
+    new_executor: Any, store: MemoryReceipts, kind: type[Message], carried_out: bool
+) -> None:
+    here = new_executor()
+    (here.asks.lose if carried_out else here.asks.drop).append(kind)
+    assert (await here.run(lambda: 7, effect="non_idempotent")).outcome == "completed"
+    assert here.asks.of(kind) == 2
+    assert [receipt.dispatch for receipt in store.receipts.values()] == [1]
+
+
+async def test_a_claim_that_nobody_waits_for_any_more_is_asked_for_no_more_and_given_back(new_executor: Any, store: MemoryReceipts) -> None:
+    here = new_executor()
+    here.asks.go.clear()
+    here.asks.lose, here.asks.drop = [ClaimReceipts], [Release]
+    running = asyncio.ensure_future(here.run(lambda: 7))
+    await until(lambda: here.asks.of(ClaimReceipts))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    here.asks.go.set()
     await here.receipts.drain()
-    assert here.asks.of(Release) == 2
-    assert (await there.run(lambda: 8)).outcome == "completed"
+    assert [receipt.state for receipt in store.receipts.values()] == ["released"]
+    assert (here.asks.of(ClaimReceipts), here.asks.of(Release)) == (1, 2)
 
 
 async def test_a_claim_that_is_answered_after_its_row_has_gone_is_given_back(new_executor: Any, store: MemoryReceipts) -> None:
@@ -181,9 +195,12 @@ async def test_a_claim_of_a_row_that_was_begun_by_hand_and_dropped_is_given_back
     here = new_executor()
     await here.run(lambda: 1)
     store.receipts.clear()
+    here.asks.go.clear()
     by_hand = here.run(lambda: 2)
     by_hand.send(None)
+    await until(lambda: here.asks.of(ClaimReceipts) == 2)
     by_hand.close()
+    here.asks.go.set()
     await here.receipts.drain()
     assert [receipt.state for receipt in store.receipts.values()] == ["released"]
     assert bytes((await here.run(lambda: 3)).result) == b'{"raw":3}'
