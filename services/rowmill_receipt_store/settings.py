@@ -38,6 +38,6 @@ class ReceiptStoreSettings(ServiceSettings):
     answer_bytes: int = 8 * 1024 * 1024
     sweep_interval: Seconds = 30.0
     sweep_page: Annotated[int, Field(ge=1)] = 2000
-    sweep_pages: Annotated[int, Field(ge=1)] = 20
+    sweep_pages: Annotated[int, Field(ge=1)] = 100
     suspected_after: Annotated[int, Field(ge=1)] = 2
     deaths_alone: Annotated[int, Field(ge=1)] = 3

@@ -15,7 +15,7 @@ from rowmill.client import Client
 
 @pytest.fixture(scope="module")
 def ward_settings() -> dict[str, str]:
-    return {"ROWMILL_PAGE_ROWS": "40", "ROWMILL_ROW_TIMEOUT": "2400"}
+    return {"ROWMILL_PAGE_ROWS": "40", "ROWMILL_ROW_TIMEOUT": "2400", "ROWMILL_STORE_TIMEOUT": "60"}
 
 
 @pytest.mark.long

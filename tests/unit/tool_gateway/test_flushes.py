@@ -74,7 +74,7 @@ async def test_outcomes_are_stored_once_the_error_is_over(rig: Rig, kind: type[M
 
 
 async def test_an_outcome_that_always_ends_in_such_an_error_holds_up_no_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receipts, "GIVEN_UP_AFTER", 4)
+    monkeypatch.setattr(receipts, "GIVEN_UP_AFTER", 2)
     Fragile(rig, Complete, bad=lambda message: b"d7.example" in encode(message))
     rig.port.script = answering(lambda body: {"email": f"a@{body['domain']}"})
     outcomes = await asked(rig, 20)
@@ -87,7 +87,8 @@ async def test_an_outcome_that_always_ends_in_such_an_error_holds_up_no_other(ri
 
 
 async def test_a_failure_that_always_ends_in_such_an_error_is_answered_all_the_same(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receipts, "GIVEN_UP_AFTER", 4)
+    monkeypatch.setattr(receipts, "PARTED_AFTER", 1)
+    monkeypatch.setattr(receipts, "GIVEN_UP_AFTER", 2)
     Fragile(rig, Fail)
     rig.port.script = answering({}, status=404)
     assert {outcome.outcome for outcome in await asked(rig, 5)} == {"failed"}

@@ -52,7 +52,10 @@ async def pay(asked: Asked, call: ToolCall) -> str:
     return "paid"
 
 
-@mill.tool("ask_many", effect="read", timeout=0.5, batch=Batch(10))
+press = Provider("press", base_url="https://press.example", concurrency=2)
+
+
+@press.tool("ask_many", effect="read", timeout=0.5, batch=Batch(10))
 async def ask_many(asked: list[Asked], call: ToolCall) -> list[str]:
     await asyncio.sleep(0.005)
     if any(one.does == "exit among others" for one in asked):
