@@ -27,8 +27,8 @@ class Handlers:
     async def control(self, delivery: Delivery) -> None:
         """A hint that a run stopped or was halted, or an operator's question."""
         match delivery.message:
-            case Control(run_id=run_id, action="stop" | "halt"):
-                self._engine.dispatcher.give_back(run_id)
+            case Control(run_id=run_id, action="stop" | "halt" as action):
+                self._engine.dispatcher.give_back(run_id, confirmed=action == "stop")
             case AskLanes() as question if delivery.reply_to:
                 await self._replies.send_reply(delivery.reply_to, self._engine.show(question))
             case _:

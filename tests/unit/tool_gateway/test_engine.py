@@ -704,12 +704,33 @@ async def test_a_hint_that_a_run_stopped_gives_back_what_is_claimed_and_not_sent
     while not rig.port.requests or len(rig.store.receipts) < 2:
         await asyncio.sleep(0)
     rig.store.answer(HaltRun(run_id="run-1", action="stop"))
-    rig.engine.dispatcher.give_back("run-1")
+    rig.engine.dispatcher.give_back("run-1", confirmed=True)
     stopped = [await rig.bus.outcome(item.call_id) for item in items[1:]]
     assert [outcome.outcome for outcome in stopped] == ["halted", "halted"]
     flowing.set()
     assert (await rig.bus.outcome(items[0].call_id)).outcome == "completed"
     assert len(rig.port.requests) == 1
+
+
+@pytest.mark.parametrize(("effect", "second"), [("read", "completed"), ("non_idempotent", "halted")])
+async def test_a_halt_leaves_what_was_confirmed_with_its_claim(rig: Rig, effect: str, second: str) -> None:
+    """Given back, it would be left over in the budget of which the run waits for more. What is only claimed must ask before it is sent."""
+    flowing = asyncio.Event()
+
+    async def held(request: HttpRequest) -> HttpResponse:
+        await flowing.wait()
+        return await answering({"email": "a"})(request)
+
+    rig.port.script = held
+    find = find_tool(effect=effect, concurrency=1)
+    items = [rig.item(find, {"domain": f"d{n}.example"}) for n in range(2)]
+    rig.hand_in(items)
+    while not rig.port.requests or len(rig.store.receipts) < 2:
+        await asyncio.sleep(0)
+    rig.store.answer(HaltRun(run_id="run-1", action="halt", reason="budget: calls, both are made"))
+    rig.engine.dispatcher.give_back("run-1", confirmed=False)
+    flowing.set()
+    assert [(await rig.bus.outcome(item.call_id)).outcome for item in items] == ["completed", second]
 
 
 async def test_a_malformed_receipt_key_fails_its_call_alone(rig: Rig) -> None:
