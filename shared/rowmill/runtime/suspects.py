@@ -118,13 +118,15 @@ class Suspects:
                 return
             try:
                 await self._look()
+                continue
             except (*TRANSPORT_ERRORS, RowmillError) as error:
                 log.info("suspects_not_looked_for", error=repr(error))
-                if not self._stopping:
-                    with contextlib.suppress(*TRANSPORT_ERRORS):
-                        await self._sessions.declare()
             except Exception:  # nothing may end this loop: suspects would lie for ever
                 log.exception("suspects_not_looked_for")
+                continue
+            if not self._stopping:  # outside of the handler: its error would keep the session that is over for as long as this one waits
+                with contextlib.suppress(*TRANSPORT_ERRORS):
+                    await self._sessions.declare()
 
     async def _look(self) -> None:
         free = {suspect(queue): served for queue, served in self._served.items() if queue not in self._taking and served.may_take()}
