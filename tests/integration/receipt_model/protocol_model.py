@@ -123,7 +123,8 @@ class Ledger:
 
     async def look_for_presences(self, connection: asyncpg.Connection[Any], now: float) -> None:
         """See which presences have ended. None does while its process believes that it holds."""
-        for row in await connection.fetch(_ENDED, list(self.there)):
+        holding = self.there.keys() - self.gone
+        for row in await connection.fetch(_ENDED, list(holding)) if holding else ():
             assert self.there[row["presence"]] <= now, f"{row['presence']} ended at {now} although it holds"
             self.gone.add(row["presence"])
 
