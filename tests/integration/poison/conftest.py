@@ -93,12 +93,12 @@ class Ward:
             await asyncio.sleep(every)
             self.services["row-executor"].signal(signal.SIGKILL)
 
-    async def kill_gateways(self, *, times: int, random: Random) -> None:
-        """Kill the gateway so often, each time within two seconds of its beginning to consume."""
+    async def kill_gateways(self, *, times: int, after: float, random: Random) -> None:
+        """Kill the gateway so often, each time between ``after`` and ``after`` + 4 seconds from its beginning to consume."""
         for _ in range(times):
             while await missing_services(self.broker_url):
                 await asyncio.sleep(0.1)
-            await asyncio.sleep(2 * random.random())
+            await asyncio.sleep(after + 4 * random.random())
             self.services["tool-gateway"].signal(signal.SIGKILL)
             await asyncio.sleep(0.5)  # until the broker has noticed
 
