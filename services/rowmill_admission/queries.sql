@@ -370,27 +370,32 @@ WHERE w.dataset_seq = halted.dataset_seq AND w.row_index = halted.row_index
 -- A provider serves again: rows of an organisation that wait for it are called back. In turns of $6 rows of each run, the oldest first, beginning with
 -- the run of which none came for longest: $4 of them now (or as many turns later), and then $5 at a time, $3 a second. Those whose turn comes after $7
 -- others keep their time until they are told anew.
-WITH waiting AS (
+-- Rows are found by their key, one by one (OFFSET 0: by nothing else), and changed where they lie: however many the planner thinks there are, it cannot
+-- join them badly.
+WITH waiting AS MATERIALIZED (
     SELECT w.dataset_seq, w.row_index, w.called_back, r.number AS run,
            row_number() OVER (PARTITION BY r.number ORDER BY w.asked NULLS FIRST, w.dataset_seq, w.row_index) - 1 AS place
     FROM waits w JOIN datasets d USING (dataset_seq) JOIN runs r USING (run_id)
     WHERE w.state = 'waiting' AND NOT w.halted AND w.provider = $2 AND r.org = $1
-), lately AS (
-    SELECT r.number AS run, max(w.released_at) AS came FROM waits w JOIN datasets d USING (dataset_seq) JOIN runs r USING (run_id)
-    WHERE r.number IN (SELECT run FROM waiting) AND w.called_back AND w.state <> 'waiting' GROUP BY r.number
-), turns AS (
-    SELECT *, row_number() OVER (ORDER BY place / $6::int, came NULLS FIRST, run, place) - 1 AS turn FROM waiting LEFT JOIN lately USING (run)
-), ours AS (
-    SELECT o.dataset_seq, o.row_index, CASE WHEN t.turn < $7::int THEN t.turn - $4::int END AS later
-    FROM waits o JOIN turns t USING (dataset_seq, row_index)
-    WHERE o.state = 'waiting' AND (t.turn < $7::int OR NOT t.called_back)
-    ORDER BY o.dataset_seq, o.row_index FOR UPDATE OF o SKIP LOCKED
+), lately AS MATERIALIZED (
+    SELECT each.run, max(of_dataset.came) AS came
+    FROM (SELECT DISTINCT run, dataset_seq FROM waiting) each CROSS JOIN LATERAL (
+        SELECT max(w.released_at) AS came FROM waits w WHERE w.dataset_seq = each.dataset_seq AND w.called_back AND w.state <> 'waiting'
+    ) of_dataset GROUP BY each.run
+), turns AS MATERIALIZED (
+    SELECT *, row_number() OVER (ORDER BY place / $6::int, came NULLS FIRST, run, place) - 1 AS turn FROM waiting JOIN lately USING (run)
+), ours AS MATERIALIZED (
+    SELECT found.at, CASE WHEN t.turn < $7::int THEN t.turn - $4::int END AS later
+    FROM turns t CROSS JOIN LATERAL (
+        SELECT w.ctid AS at, w.state FROM waits w WHERE w.dataset_seq = t.dataset_seq AND w.row_index = t.row_index OFFSET 0 FOR UPDATE SKIP LOCKED
+    ) found
+    WHERE (t.turn < $7::int OR NOT t.called_back) AND found.state = 'waiting'
 )
 UPDATE waits w SET called_back = true, due_at = CASE
     WHEN ours.later IS NULL THEN w.due_at
     WHEN ours.later < 0 THEN clock_timestamp()
     ELSE clock_timestamp() + make_interval(secs => (ours.later / $5::int + 1) * $5::int / $3::float8) END
-FROM ours WHERE w.dataset_seq = ours.dataset_seq AND w.row_index = ours.row_index
+FROM ours WHERE w.ctid = ours.at
 
 -- name: release_due
 -- Rows whose time has come, of runs that go on: in turn by organisation, then by run, of each run those first whose call was asked for first. Not of
@@ -404,12 +409,12 @@ WITH due AS (
 ), of_run AS (SELECT *, row_number() OVER (PARTITION BY run_id ORDER BY asked NULLS FIRST, due_at) AS run_turn FROM due
 ), of_org AS (SELECT *, row_number() OVER (PARTITION BY org ORDER BY run_turn, due_at) AS org_turn FROM of_run
 ), picked AS (SELECT dataset_seq, row_index FROM of_org ORDER BY org_turn, due_at LIMIT $1
-), ours AS (
-    SELECT o.dataset_seq, o.row_index FROM waits o JOIN picked USING (dataset_seq, row_index)
-    WHERE o.state = 'waiting' ORDER BY o.dataset_seq, o.row_index FOR UPDATE OF o SKIP LOCKED
+), ours AS MATERIALIZED (
+    SELECT found.at FROM picked p CROSS JOIN LATERAL (
+        SELECT w.ctid AS at, w.state FROM waits w WHERE w.dataset_seq = p.dataset_seq AND w.row_index = p.row_index OFFSET 0 FOR UPDATE SKIP LOCKED
+    ) found WHERE found.state = 'waiting'
 )
-UPDATE waits w SET state = 'releasing', released_at = clock_timestamp()
-FROM ours WHERE w.dataset_seq = ours.dataset_seq AND w.row_index = ours.row_index RETURNING w.*
+UPDATE waits w SET state = 'releasing', released_at = clock_timestamp() FROM ours WHERE w.ctid = ours.at RETURNING w.*
 
 -- name: release_ended
 -- Rows that wait for nothing any more: their run was stopped, or has ended otherwise.
