@@ -32,10 +32,10 @@ from rowmill_tool_gateway.settings import ToolGatewaySettings
 
 pytestmark = pytest.mark.servers
 
-SCALE = 0.2
-RATE = Rate(20, 2.0)
+SCALE = 0.3
+RATE = Rate(20, 4.0)
 CONCURRENCY = 3
-OUTSTANDING = 4
+OUTSTANDING = 2
 """Calls of each lane that are asked for at a time, where lanes are at work."""
 
 PLAYS = """
@@ -62,7 +62,7 @@ for name in {paced}:
 for name in {others}:
     lane(name, concurrency={concurrency})
 """
-LATENCY_MS = 300
+LATENCY_MS = 600
 
 
 def lane_names() -> list[str]:
@@ -256,10 +256,9 @@ async def test_who_is_handed_a_lane_counts_what_is_still_open(
     assert list((await holders.now()).values()) == [SHARDS]
 
     await join()
+    await executor.send_one_each()
+    await holders.are(8, 8)
     async with asyncio.timeout(BOUND):
-        while sorted((await holders.now()).values()) != [8, 8]:
-            await executor.send_one_each()
-            await asyncio.sleep(0.3)
         last = await executor.send_one_each()
         while not last <= executor.deferred and await clocked.count() == SHARDS * CONCURRENCY:
             await asyncio.sleep(0.05)
