@@ -154,6 +154,8 @@ class ShardLeases:
         """Hand every shard over, for good: the process is to end. Returns once the others can know, so that who gets our calls next does not take
         them for ours.
         """
+        if not self._serving:
+            return
         self._serving = False
         self._wake.set()
         with contextlib.suppress(TimeoutError):
