@@ -116,7 +116,7 @@ class StepRunner:
                 if lost.done():
                     log.warning("step_lease_lost", step=step.id, run_id=lease.run_id)
                     return None
-                return await self._failed(step, lease, failure_of(step, "step_timeout", f"step {step.id!r} took longer than {limit:g} s"))
+                return await self._overdue(step, lease, failure_of(step, "step_timeout", f"step {step.id!r} took longer than {limit:g} s"))
             except BaseException:
                 if not work.done() or work.cancelled() or not isinstance(work.exception(), Exception | None):
                     self._receipts.give_back(_cut_off(step, lease))
@@ -153,6 +153,13 @@ class StepRunner:
             FailedCall(key=lease.key, lease_id=lease.lease_id, dispatch=lease.dispatch, run_id=lease.run_id, failure=failure, charged=False)
         )
         return _outcome(step, "failed", failure=failure)
+
+    async def _overdue(self, step: StepCall, lease: LeaseRef, failure: ToolFailure) -> CallOutcome:
+        """Its function was begun, and one in a thread goes on: whether it has its effect is not known."""
+        if step.effect != "non_idempotent":
+            return await self._failed(step, lease, failure)
+        await self._receipts.fail(_cut_off(step, lease, failure))
+        return _outcome(step, "unknown")
 
 
 def _claim(asker: Asker, step: StepCall, lease_id: str, run_term: int | None) -> Claim:
@@ -203,14 +210,14 @@ def _failure(step: StepCall, work: asyncio.Task[bytes]) -> ToolFailure | None:
     return raised(step, error)
 
 
-def _cut_off(step: StepCall, lease: LeaseRef) -> FailedCall:
+def _cut_off(step: StepCall, lease: LeaseRef, failure: ToolFailure | None = None) -> FailedCall:
     """The function did not come to its end, or nobody knows that it did."""
     return FailedCall(
         key=lease.key,
         lease_id=lease.lease_id,
         dispatch=lease.dispatch,
         run_id=lease.run_id,
-        failure=failure_of(step, "cut_off", f"step {step.id!r} was cut off"),
+        failure=failure or failure_of(step, "cut_off", f"step {step.id!r} was cut off"),
         outcome_unknown=step.effect == "non_idempotent",
         charged=False,
         final=False,

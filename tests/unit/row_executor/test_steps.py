@@ -308,6 +308,22 @@ async def test_a_body_step_that_never_returns_fails(bench: Any) -> None:
     assert (ending.outcome, ending.error.code, ending.error.message) == ("failed", "step_timeout", "step 'slow' took longer than 0.2 s")
 
 
+async def test_a_step_that_must_not_be_repeated_and_never_returns_is_unknown(bench: Any) -> None:
+    go = threading.Event()
+
+    @play("stuck")
+    async def stuck(ctx: Context) -> Any:
+        await ctx.step("pay", go.wait, blocking=True, effect="non_idempotent")
+
+    bench.start(stuck)
+    first = await bench.advance()
+    go.set()  # it has its effect after its time
+    lose_the_record(bench)
+    for ending in (first, await bench.advance()):
+        assert (ending.outcome, ending.error.code) == ("failed", "outcome_unknown")
+    assert len(bench.receipts.unknown) == 1
+
+
 async def test_a_replay_that_meets_another_step_fails(bench: Any) -> None:
     names = iter(["one", "other"])
 
