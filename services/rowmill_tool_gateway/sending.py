@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -33,6 +33,11 @@ from rowmill_tool_gateway.shards import ShardLeases
 from rowmill_tool_gateway.solitude import Solitude
 
 log = structlog.get_logger()
+
+LEASE_RENEWALS: Final = 3
+"""Times that a receipt's lease could be renewed in its life."""
+CERTAIN_RENEWALS: Final = 2
+"""For how many of them it lasts for certain, however long the answers took that told of it."""
 
 
 class Flow(Protocol):
@@ -99,13 +104,15 @@ class Sender:
         for flight in flights:
             flight.credential = credential
 
-        term, written = flights[0].term, not paces
+        term, written, begun = flights[0].term, not paces, False
 
         def may_send() -> bool:
-            """Whether all of the request is still ours, as when it was claimed. The first time is when the rate counts it as written."""
-            nonlocal written
+            """Whether all of the request is still ours, as when it was claimed. The first time is when the rate counts it as written. What a function
+            has begun goes on where its lane is handed over in order: cut in two, it would have to be made again.
+            """
+            nonlocal written, begun
             held = self._shards.term(lane.shard)
-            if held is None or held != term or not self._receipts.storing:
+            if not self._receipts.storing or ((held is None or held != term) and not (begun and self._goes_on(lane, term, flights))):
                 return False
             for flight in flights:
                 if flight.lost or not flight.dispatch:
@@ -117,6 +124,7 @@ class Sender:
                 written = True
                 for pace in paces:
                     pace.wrote(now)
+            begun = True
             return True
 
         started = self._clock.monotonic()
@@ -139,6 +147,11 @@ class Sender:
         else:
             for flight in flights:
                 self._claims.release(flight)
+
+    def _goes_on(self, lane: Lane, term: int | None, flights: Sequence[Flight]) -> bool:
+        """Whether calls that were begun are ours though their lane is not any more, and their own leases last for certain."""
+        alive = self._clock.monotonic() - CERTAIN_RENEWALS * self._settings.receipt_renewal
+        return self._shards.handed_over(lane.shard, term) and all(flight.leased_at > alive for flight in flights)
 
     async def _prepared(self, lane: Lane, flights: list[Flight]) -> list[Flight]:
         """Those whose request may be sent as one."""
@@ -222,7 +235,7 @@ class Sender:
         """Renew the leases of calls in hand that are a third of their life old (SPEC 3.3). Unanswered claims of a whole life ago are given back, and
         what could not be given back before.
         """
-        self._claims.give_up_doubts(3 * self._settings.receipt_renewal)
+        self._claims.give_up_doubts(LEASE_RENEWALS * self._settings.receipt_renewal)
         now = self._clock.monotonic()
         due = [
             flight

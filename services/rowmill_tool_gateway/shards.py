@@ -90,6 +90,8 @@ class ShardLeases:
         self._serving = True
         self._said_to_leave = asyncio.Event()
         self._elsewhere: dict[str, int] = {}
+        self._handed_over: dict[int, int] = {}
+        """The newest term of each shard that was given up while it was held for certain: what was sent under it stays ours."""
         self._stepping: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
 
@@ -116,6 +118,15 @@ class ShardLeases:
     def term(self, shard: int) -> int | None:
         lease = self._leases.get(shard)
         return lease.term if lease is not None and lease.leaving is None and self._clock.monotonic() < lease.until else None
+
+    def handed_over(self, shard: int, term: int | None) -> bool:
+        """Whether the shard was ours under that term until it was, or is being, given up. Nobody took it from us, so the leases of calls that were
+        sent under that term do not end with it.
+        """
+        lease = self._leases.get(shard)
+        if lease is not None and lease.term == term and lease.leaving is not None and self._clock.monotonic() < lease.until:
+            return True
+        return term is not None and self._handed_over.get(shard) == term
 
     def sends_away(self, shard: int) -> bool:
         """Whether calls of the shard should not wait here: another gateway takes them as soon as they come again."""
@@ -258,6 +269,10 @@ class ShardLeases:
             await self._asks.ask(request, RECEIPTS_SETTLE, ShardsLeased, timeout=self._settings.shard_retry)
         except RowmillError as error:
             log.info("shards_not_released", shards=shards, error=str(error))
+        else:
+            now = self._clock.monotonic()
+            held = {shard: lease.term for shard in shards if (lease := self._leases.get(shard)) is not None and now < lease.until}
+            self._handed_over |= held
         for shard in shards:
             self._leases.pop(shard, None)
             if self._work.busy(shard):

@@ -13,7 +13,7 @@ from tests.unit.tool_gateway.test_engine import find_tool
 from rowmill_contracts.digests import SHARDS, shard_of
 from rowmill_contracts.events import AskLanes
 from rowmill_contracts.shards import LeaseShard, OpenRequests
-from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse
+from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse, MaySend, always
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.sharing import shares
 
@@ -97,6 +97,52 @@ async def test_a_shard_that_is_anothers_is_given_up_with_what_is_not_sent_and_wh
         assert [(await first.bus.outcome(item.call_id)).outcome for item in sent] == ["completed"] * 2, "what was sent is finished"
         await until(lambda: first.store.gateways[FIRST].open == [])
         assert len(first.port.requests) == 2
+    await first.stop()
+
+
+class TwoRequests:
+    """A port that asks for the right to send twice for a call, as a function does that makes two requests: the second time when it is told to."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.go_on = asyncio.Event()
+        self.rights: list[bool] = []
+        rig.port.send = self.send  # type: ignore[method-assign]
+
+    async def send(self, request: HttpRequest, may_send: MaySend = always) -> HttpResponse:
+        self.rights.append(may_send())
+        await self.go_on.wait()
+        self.rights.append(may_send())
+        return await answering({"email": "a@example"})(request)
+
+
+async def test_what_a_function_has_begun_is_not_cut_in_two_by_a_hand_over(patient: ToolGatewaySettings) -> None:
+    first = Rig(patient, holder=FIRST)
+    function = TwoRequests(first)
+    item = first.item(find_tool(effect="non_idempotent"), {"domain": "a.example"})
+    first.hand_in([item])
+    await until(lambda: function.rights == [True])
+    second = Rig(patient, first.store, holder=SECOND)
+    second.hand_in([second.item(find_tool(), {"domain": "b.example"})])
+    await until(lambda: holder(first) == SECOND)
+    function.go_on.set()
+    assert (await first.bus.outcome(item.call_id)).outcome == "completed"
+    assert function.rights == [True, True]
+    await first.stop()
+    await second.stop()
+
+
+async def test_a_function_whose_lane_was_taken_away_sends_no_more(patient: ToolGatewaySettings) -> None:
+    first = Rig(patient, holder=FIRST)
+    function = TwoRequests(first)
+    item = first.item(find_tool(), {"domain": "a.example"})
+    first.hand_in([item])
+    await until(lambda: function.rights == [True])
+    shard = first.store.shards[SHARD]
+    shard.ended_term, shard.term, shard.holder, shard.expires = shard.term, shard.term + 1, "another", first.clock.now() + 100
+    await until(lambda: not first.engine.shards.holds(SHARD))
+    function.go_on.set()
+    await until(lambda: len(function.rights) == 2)
+    assert function.rights == [True, False]
     await first.stop()
 
 
