@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -37,3 +37,12 @@ def budget_of(limits: Limits) -> Budget:
     if limits == Limits():
         return None
     return limits.money if limits == Limits(money=limits.money) else limits
+
+
+SPENT: Final = tuple(f"budget: {kind}," for kind in ("money", "calls", "retries"))
+"""How the reason begins for which a run is halted whose budget pays for no further call."""
+
+
+def is_spent_budget(reason: str) -> bool:
+    """Whether a run that was halted for this reason may still send what is claimed for it: the budget paid for that before it was spent."""
+    return reason.startswith(SPENT)

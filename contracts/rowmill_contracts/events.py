@@ -77,10 +77,11 @@ class DatasetEvent(Message, frozen=True, kw_only=True):
 
 @message()
 class Control(Message, frozen=True, kw_only=True):
-    """A hint on the fanout `rowmill.control`: the run was stopped or halted; nothing depends on its arrival."""
+    """A hint on the fanout `rowmill.control`: the run was stopped or halted, for that ``reason``; nothing depends on its arrival."""
 
     run_id: str
     action: Literal["stop", "halt", "resume"]
+    reason: str = ""
 
 
 @message()

@@ -44,7 +44,7 @@ async def halt_run(connection: Connection, run: Run, reason: str) -> list[str]:
         connection,
         told(run, "waiting", await counts_of(connection, run.run_id), waiting_for=reason),
         await decision_on(connection, run, "halt", reason),
-        Owed(run.run_id, Control(run_id=run.run_id, action="halt"), "", CONTROL),
+        Owed(run.run_id, Control(run_id=run.run_id, action="halt", reason=reason), "", CONTROL),
     )
     return [run.run_id]
 

@@ -262,8 +262,8 @@ class Dispatcher:
         self._receipts.fail(self.claims.given_up(call, flight, failure), flight, lambda _flight, _answer: stored())
 
     def give_back(self, run_id: str, *, confirmed: bool) -> None:
-        """The run is said to have stopped, or to be halted: give back what is claimed for it and not sent. Claiming anew tells whether it is. What is
-        ``confirmed`` with its claim stays where the run was halted: it was paid for out of the budget, and would be left over in it.
+        """The run is said to have stopped, or to be halted: give back what is claimed for it and not sent. Claiming anew tells whether it is. Not
+        what was ``confirmed`` with its claim where a budget is spent: that paid for it, and would have it left over.
         """
         for flight in list(self._hand.flights.values()):
             if flight.payer_run == run_id and flight.stage is Stage.READY and (confirmed or not flight.dispatch):

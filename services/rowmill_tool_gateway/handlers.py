@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rowmill.runtime.deliveries import Delivery, Rejected
+from rowmill_contracts.budgets import is_spent_budget
 from rowmill_contracts.events import AskLanes, Control
 from rowmill_contracts.tools import ToolCalls
 from rowmill_tool_gateway.answers import Replies
@@ -27,8 +28,8 @@ class Handlers:
     async def control(self, delivery: Delivery) -> None:
         """A hint that a run stopped or was halted, or an operator's question."""
         match delivery.message:
-            case Control(run_id=run_id, action="stop" | "halt" as action):
-                self._engine.dispatcher.give_back(run_id, confirmed=action == "stop")
+            case Control(run_id=run_id, action="stop" | "halt", reason=reason):
+                self._engine.dispatcher.give_back(run_id, confirmed=not is_spent_budget(reason))
             case AskLanes() as question if delivery.reply_to:
                 await self._replies.send_reply(delivery.reply_to, self._engine.show(question))
             case _:

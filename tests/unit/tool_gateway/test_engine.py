@@ -13,10 +13,13 @@ import pytest
 from tests.unit.tool_gateway.conftest import FindIn, FindOut, Rig, answering, in_turn
 
 from rowmill import Batch, Bearer, HttpTool, Provider, secret
+from rowmill.runtime.deliveries import Delivery
+from rowmill_contracts.events import Control
 from rowmill_contracts.receipts import ClaimReceipts, Complete, HaltRun
 from rowmill_contracts.shards import LeaseShard
 from rowmill_contracts.tools import CallOutcome
 from rowmill_tool_gateway.flights import Flight
+from rowmill_tool_gateway.handlers import Handlers
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse, NoResponse
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 
@@ -319,7 +322,7 @@ async def test_forced_calls_go_again_once_per_run(rig: Rig) -> None:
     assert len({request.headers["Idempotency-Key"] for request in rig.port.requests}) == 2
 
 
-async def test_concurrency_is_never_exceeded(rig: Rig) -> None:
+async def test_concurrency_is_never_exceeded(settings: ToolGatewaySettings) -> None:
     open_now = highest = 0
 
     async def counted(request: HttpRequest) -> HttpResponse:
@@ -330,11 +333,13 @@ async def test_concurrency_is_never_exceeded(rig: Rig) -> None:
         open_now -= 1
         return await answering({"email": "a"})(request)
 
+    rig = Rig(settings.model_copy(update={"hand": 60.0}))  # a busy machine sends none of them away
     rig.port.script = counted
     find = find_tool(concurrency=3)
     outcomes = await rig.ask([rig.item(find, {"domain": f"d{n}.example"}) for n in range(40)])
     assert {outcome.outcome for outcome in outcomes} == {"completed"}
     assert highest == 3
+    await rig.stop()
 
 
 async def test_calls_beyond_the_rate_are_deferred_one_appointment_after_the_other(rig: Rig) -> None:
@@ -712,9 +717,20 @@ async def test_a_hint_that_a_run_stopped_gives_back_what_is_claimed_and_not_sent
     assert len(rig.port.requests) == 1
 
 
-@pytest.mark.parametrize(("effect", "second"), [("read", "completed"), ("non_idempotent", "halted")])
-async def test_a_halt_leaves_what_was_confirmed_with_its_claim(rig: Rig, effect: str, second: str) -> None:
-    """Given back, it would be left over in the budget of which the run waits for more. What is only claimed must ask before it is sent."""
+@pytest.mark.parametrize(
+    ("effect", "reason", "second"),
+    [
+        ("read", "budget: calls, both are made", "completed"),
+        ("non_idempotent", "budget: calls, both are made", "halted"),
+        ("read", "budget: wall time, 1 s are over", "halted"),
+        ("read", "pause", "halted"),
+        ("read", "", "halted"),
+    ],
+)
+async def test_a_spent_budget_leaves_what_was_confirmed_with_its_claim(rig: Rig, effect: str, reason: str, second: str) -> None:
+    """Given back, it would be left over in the budget of which the run waits for more. What is only claimed must ask before it is sent. A run that
+    waits for anything else sends nothing.
+    """
     flowing = asyncio.Event()
 
     async def held(request: HttpRequest) -> HttpResponse:
@@ -727,8 +743,9 @@ async def test_a_halt_leaves_what_was_confirmed_with_its_claim(rig: Rig, effect:
     rig.hand_in(items)
     while not rig.port.requests or len(rig.store.receipts) < 2:
         await asyncio.sleep(0)
-    rig.store.answer(HaltRun(run_id="run-1", action="halt", reason="budget: calls, both are made"))
-    rig.engine.dispatcher.give_back("run-1", confirmed=False)
+    rig.store.answer(HaltRun(run_id="run-1", action="halt", reason=reason))
+    hint = Control(run_id="run-1", action="halt", reason=reason)
+    await Handlers(rig.engine, rig.bus).control(Delivery(message=hint, body=b"", queue=""))
     flowing.set()
     assert [(await rig.bus.outcome(item.call_id)).outcome for item in items] == ["completed", second]
 
