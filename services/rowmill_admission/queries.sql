@@ -21,6 +21,9 @@ INSERT INTO run_inputs (input_id, run_id) SELECT input_id, $2 FROM unnest($1::te
 -- name: insert_stop
 INSERT INTO stops (run_id, reason) VALUES ($1, $2) ON CONFLICT (run_id) DO NOTHING
 
+-- name: stop_stored
+SELECT EXISTS (SELECT FROM stops WHERE run_id = $1)
+
 -- name: lock_run
 -- A run, locked until the transaction ends. lease_live by the clock as it is now, not at the transaction's start.
 SELECT *, coalesce(lease_until > clock_timestamp(), false) AS lease_live,
@@ -272,15 +275,16 @@ RETURNING d.*, r.play, (SELECT seal_rows FROM inputs i WHERE i.input_id = d.inpu
 -- ==== feeding ==============================================================================================================================
 
 -- name: take_feeders
--- Open datasets whose admission is not finished, that nobody feeds, and that can go on: the input is sealed (or failed), or the run has ended.
+-- Open datasets whose admission is not finished, that nobody feeds, and that can go on: the input is sealed (or failed), or the run has ended. One that
+-- was reopened waits for the run's body, unless that will not come to it any more.
 -- $5: those that this process feeds; a late renewal must not have it take over from itself.
 UPDATE datasets d SET feeder_term = d.feeder_term + 1, feeder_id = $1, feeder_until = clock_timestamp() + make_interval(secs => $2)
 FROM (
     SELECT o.dataset_seq FROM datasets o JOIN runs r ON r.run_id = o.run_id
-    WHERE o.state = 'open' AND NOT o.admission_done AND NOT o.reopened AND coalesce(o.feeder_until < clock_timestamp(), true)
+    WHERE o.state = 'open' AND NOT o.admission_done AND coalesce(o.feeder_until < clock_timestamp(), true)
       AND ($3::text[] IS NULL OR o.input_id = ANY($3)) AND ($4::text IS NULL OR o.run_id = $4) AND o.dataset_seq <> ALL($5::bigint[])
       AND (r.stop_reason IS NOT NULL OR r.finished_at IS NOT NULL
-           OR EXISTS (SELECT FROM inputs i WHERE i.input_id = o.input_id AND i.state <> 'open'))
+           OR (NOT o.reopened AND EXISTS (SELECT FROM inputs i WHERE i.input_id = o.input_id AND i.state <> 'open')))
     ORDER BY o.dataset_seq LIMIT 1000 FOR UPDATE OF o SKIP LOCKED
 ) free
 WHERE d.dataset_seq = free.dataset_seq

@@ -143,7 +143,10 @@ class Retrying:
             await self._database.transact(work)
 
     async def _go_on(self, connection: Connection, begun: Begun, counts: Sequence[RowsCommitted]) -> None:
-        """The run is not over any more; its body runs anew from where the first of these datasets had been closed."""
+        """The run is not over any more; its body runs anew from where the first of these datasets had been closed.
+
+        Of a run that was stopped meanwhile the rows are out, and end as cancelled like those of any other; it ends with them.
+        """
         if counts:
             await dataset_store.store_counts(connection, counts)
         await dataset_store.lock(connection, [each.dataset_seq for each in begun.datasets])
@@ -151,6 +154,8 @@ class Retrying:
         if run is None or not run.retrying:
             return
         await retries.reopen(connection, run.run_id, begun.datasets)
+        if run.stopped:
+            return
         stored = await dataset_store.of_runs(connection, [run.run_id])
         await owed.add(
             connection, runs.told(run, "running", runs.total([each.counts for each in stored])), runs.advance(run.run_id, "failed rows are retried")
@@ -159,7 +164,7 @@ class Retrying:
 
 async def _why_not(connection: Connection, run: Run, stored: Sequence[Dataset], again: Sequence[Dataset]) -> str | None:
     """Why a run that is over cannot be retried; None: it can. ``again``: of its datasets those with something to be worked again."""
-    if run.stopped:
+    if run.stopped or await run_store.is_stopped(connection, run.run_id):
         return f"run {run.run_id} was stopped, and a stopped run stays stopped; start a new one: what is paid for stays paid"
     if any(each.state == "open" for each in stored):
         return f"rows of run {run.run_id} are still under way although it has ended; ask again in a moment"

@@ -108,13 +108,13 @@ class Runs:
         await owed.add(connection, queued, *budget, runs.advance(run.run_id, "started"))
 
     async def stop(self, request: RunStop) -> None:
-        """Store a stop for good, for a run known or not; tell the receipt-store."""
+        """Store a stop for good, for a run known or not; tell the receipt-store. A run whose retry is being prepared ends when it would go on."""
 
         async def work(connection: Connection) -> list[str]:
             await run_store.serialise(connection, request.run_id)
             await run_store.insert_stop(connection, request.run_id, request.reason)
             run = await run_store.lock(connection, request.run_id)
-            if run is None or run.over or run.stopped:
+            if run is None or run.stopped or (run.over and not run.retrying):
                 return [request.run_id]
             await run_store.stop(connection, run.run_id, request.reason)
             await owed.add(
@@ -122,7 +122,7 @@ class Runs:
                 await decision_on(connection, run, "stop", request.reason),
                 Owed(run.run_id, Control(run_id=run.run_id, action="stop"), "", CONTROL),
             )
-            if not await dataset_store.any_open(connection, run.run_id):
+            if not run.retrying and not await dataset_store.any_open(connection, run.run_id):
                 await end_run(connection, run, "cancelled")
             return [run.run_id]
 

@@ -93,6 +93,12 @@ async def insert_stop(connection: Connection, run_id: str, reason: str) -> None:
     await connection.execute(SQL["insert_stop"], run_id, reason)
 
 
+async def is_stopped(connection: Connection, run_id: str) -> bool:
+    """Whether a stop is stored, also one that came when the run was over."""
+    found: bool = await connection.fetchval(SQL["stop_stored"], run_id)
+    return found
+
+
 async def lock(connection: Connection, run_id: str) -> Run | None:
     row = await connection.fetchrow(SQL["lock_run"], run_id)
     return None if row is None else _run(row)

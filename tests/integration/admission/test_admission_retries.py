@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
 
@@ -178,3 +179,57 @@ async def test_a_retry_whose_admission_dies_goes_on_with_the_next_one(neighbours
         assert sent(neighbours, run_id) == dict.fromkeys([(index, 2) for index in FAILED], 1)
     finally:
         await second.stop()
+
+
+async def prepared_in_vain(neighbours: Neighbours, run_id: str) -> None:
+    """Begin a retry of a run that has ended, and return while it waits for the receipt-store."""
+    neighbours.receipts_away = True
+    await neighbours.bus.publish(RunRetry(run_id=run_id), RUNS_RETRY)
+    await neighbours.until(lambda: any(halt.retry for halt in neighbours.halts))
+
+
+async def stop_is_stored(app: App, run_id: str) -> None:
+    assert app._parts is not None
+    async with asyncio.timeout(20):
+        while not await app._parts.database.fetch("SELECT FROM stops WHERE run_id = $1", run_id):
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("on_error", ["isolate", "fail"])
+async def test_a_run_that_is_stopped_while_its_retry_is_prepared_stays_stopped(
+    neighbours: Neighbours, settings: AdmissionSettings, on_error: str
+) -> None:
+    """Also one with rows that were never admitted: nothing waits for its body, which will not run any more."""
+    run_id = new_run_id()
+    neighbours.dataset = {"on_error": on_error, "concurrency": 200}
+    neighbours.work = failing({3, 7})
+    app = App(settings.model_copy(update={"ask_again": 0.5}))
+    await app.start()
+    try:
+        await neighbours.start(run_id, rows=rows(500))
+        before = (await ended(neighbours, run_id)).counts
+        bodies, pages = len(neighbours.advanced), len(neighbours.tasks)
+        await prepared_in_vain(neighbours, run_id)
+        await neighbours.bus.publish(RunStop(run_id=run_id), RUNS_STOP)
+        await stop_is_stored(app, run_id)
+        neighbours.receipts_away = False
+        summary = await ended(neighbours, run_id, times=2)
+        assert (summary.state, summary.counts.failed, summary.counts.cancelled) == ("cancelled", 0, 2)
+        assert (summary.counts.completed, summary.counts.terminal) == (before.completed, before.terminal)
+        assert (len(neighbours.advanced), len(neighbours.tasks)) == (bodies, pages), "nothing of it is worked again"
+        assert "stays stopped" in (await retry(neighbours.bus, run_id, "again")).refused
+    finally:
+        neighbours.receipts_away = False
+        await app.stop()
+
+
+async def test_a_stop_that_comes_when_the_run_is_over_holds_for_its_retries(neighbours: Neighbours, admission: App) -> None:
+    run_id = new_run_id()
+    neighbours.work = failing(FAILED)
+    await neighbours.start(run_id, rows=rows(500))
+    await ended(neighbours, run_id)
+    await neighbours.bus.publish(RunStop(run_id=run_id), RUNS_STOP)
+    await stop_is_stored(admission, run_id)
+    assert "stays stopped" in (await retry(neighbours.bus, run_id)).refused
+    summary = await neighbours.get(run_id)
+    assert (summary is not None and summary.state, sent(neighbours, run_id)) == ("completed", Counter())
