@@ -40,24 +40,43 @@ def column_version(resolver: Any, *, run_if: Any = None, else_value: Any = None)
 
 
 def code_version(function: Any) -> str:
-    """The version of what a function's code does, with the project's functions, tools and constants that it names; not of the values that it closes
-    over or is bound to, which differ from row to row.
+    """The version of what a function's code does, with the project's functions, tools and constants that it names, and the code of functions that it
+    closes over; not of the values that it closes over or is bound to, which differ from row to row. The same in every process that has the code.
     """
     while not isinstance(function, FunctionType):
         inner = _code_of(function)
         if inner is None:
             return _digest(["step.v1", getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__qualname__)])
         function = inner
-    known = _CODE_VERSIONS.get(function.__code__)
+    own = _own_version(function)
+    closed = [[name, version] for name, value in sorted(_closure(function).items()) if (version := _closed_version(value))]
+    return _digest(["step.v1", own, closed]) if closed else own
+
+
+def _own_version(function: FunctionType) -> str:
+    """Without what it closes over, so that it is the same whichever row has the function first."""
+    code = function.__code__
+    known_of_file = _OWN_VERSIONS.setdefault(code.co_filename, WeakKeyDictionary())
+    known = known_of_file.get(code)
     if known is None:
-        node = node_of(function.__code__)
-        own = ["code", code_facts(function.__code__)] if node is None else ["tree", *tree_facts(node)]
-        named = [[name, _facts(value, deep=False)] for name, value in sorted(_named(function, node).items())]
-        known = _CODE_VERSIONS[function.__code__] = _digest(["step.v1", own, named])
+        node = node_of(code)
+        own = ["code", code_facts(code)] if node is None else ["tree", *tree_facts(node)]
+        named = [[name, _facts(value, deep=False)] for name, value in sorted(_named(function, node, closed=False).items())]
+        known = known_of_file[code] = _digest(["step.v1", own, named])
     return known
 
 
-_CODE_VERSIONS: WeakKeyDictionary[CodeType, str] = WeakKeyDictionary()
+_OWN_VERSIONS: dict[str, WeakKeyDictionary[CodeType, str]] = {}
+"""By file, since code objects of two files are equal where their text, line and names are, whatever their names stand for."""
+
+
+def _closed_version(value: Any) -> str:
+    """The version of the project's code that a function closes over; empty for everything else, which is data."""
+    value = value.function if isinstance(value, Column) else value
+    if isinstance(value, FunctionType):
+        return _own_version(value) if is_project_file(value.__code__.co_filename) else ""
+    is_tool = isinstance(value, FunctionTool) or (isinstance(value, type) and issubclass(value, HttpTool))
+    return _digest(_facts(value, deep=False)) if is_tool else ""
 
 
 def _code_of(value: Any) -> Any:
@@ -174,12 +193,16 @@ def _closure(function: FunctionType) -> dict[str, Any]:
     return found
 
 
-def _named(function: FunctionType, node: ast.AST | None) -> dict[str, Any]:
-    """What the code names outside itself and counts: project functions, tools, upper-case constants; also as ``module.name``."""
+def _named(function: FunctionType, node: ast.AST | None, *, closed: bool = True) -> dict[str, Any]:
+    """What the code names outside itself and counts: project functions, tools, upper-case constants; also as ``module.name``. ``closed``: also what
+    it closes over.
+    """
     paths = _names_in_code(function.__code__) if node is None else _names_in_tree(node)
     scope = {**function.__globals__, **_closure(function)}
     found = {}
     for path in paths:
+        if not closed and path[0] in function.__code__.co_freevars:
+            continue
         value = _resolved(scope, path)
         if value is not _ABSENT and value is not function and _counts(path[-1], value):
             found[".".join(path)] = value

@@ -18,6 +18,7 @@ import pytest
 
 from rowmill import steps
 from rowmill.columns import column, column_spec, column_version
+from rowmill.versions import code_version
 
 _numbers = itertools.count()
 
@@ -46,6 +47,21 @@ Load = Callable[[str], ModuleType]
 
 def versions(load: Load, *texts: str) -> list[str]:
     return [column_version(load(text).resolver) for text in texts]
+
+
+def test_equal_code_of_two_files_has_a_version_in_each(load: Load) -> None:
+    first, second, again = (load(f"LIMIT = {limit}\nresolver = lambda: LIMIT").resolver for limit in (1, 2, 1))
+    assert first.__code__ == second.__code__
+    assert code_version(first) != code_version(second)
+    assert code_version(first) == code_version(again)
+
+
+def test_the_code_of_functions_that_are_closed_over_counts_and_values_do_not() -> None:
+    def scored(times: Callable[[], int], N: int) -> Callable[[], int]:  # noqa: N803 - a constant's name, which is none here
+        return lambda: times() * N
+
+    assert code_version(scored(lambda: 1, 1)) != code_version(scored(lambda: 2, 1))
+    assert code_version(scored(lambda: 1, 1)) == code_version(scored(lambda: 1, 2))
 
 
 def test_two_lambdas_on_one_line_differ() -> None:
