@@ -148,7 +148,7 @@ class BodyContext(Context):
     ) -> Any:
         step = self._step_ids.prepare(self.asker, id, fn, semantic_key=semantic_key, stale_after=stale_after, blocking=blocking, effect=effect)
         with self._step_ids.in_hand("", step):
-            met = await self.calls.meet("step", step.id, hashlib.sha256(step.key.encode()).hexdigest())
+            met = await self.calls.meet("step", step.id, step.request)
             if met.recorded is not None:
                 return value_of(step, msgspec.json.decode(met.recorded.result, type=CallOutcome), self._handle)
             with self.calls.under_way():

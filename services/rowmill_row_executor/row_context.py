@@ -13,6 +13,7 @@ from rowmill.context import RowContext, Tools
 from rowmill.durations import Duration, optional_seconds
 from rowmill.encoding.values import HandleFactory
 from rowmill.errors import UsageError
+from rowmill.resolvers import Step
 from rowmill.runtime.clock import Clock
 from rowmill.steps import WATERFALL_MAX_WAIT
 from rowmill.tool_results import ToolResult
@@ -143,15 +144,19 @@ class RowCalls:
         id: str,  # noqa: A002 - the authoring surface names it so
         fn: Callable[[], Any],
         *,
+        within: str,
         semantic_key: Any,
         stale_after: Duration | None,
         blocking: bool,
         effect: Effect,
     ) -> Any:
-        """Run a step, or get its stored result. Raises what `value_of` raises, and `UsageError` for an id that is in hand in this column."""
+        """Run a step, or get its stored result. ``within``: the step of the column's program that has it.
+
+        Raises what `value_of` raises, and `UsageError` for an id that is in hand in this column, or in that step of it.
+        """
         self.check()
         refuse_within_step()
-        column = self.column
+        column = f"{self.column}\n{within}" if within else self.column  # which no column's name is
         if self._ids is None:  # few rows have steps
             self._ids = StepIds("one column of one row")
         step = self._ids.prepare(
@@ -224,14 +229,15 @@ class RowTools(Tools):
 
 
 class RowCtx(RowContext):
-    """What a resolver is given."""
+    """What a resolver is given. ``within``: the step of its column's program that it is given to."""
 
-    __slots__ = ("_budget", "_calls", "_run", "_tools")
+    __slots__ = ("_budget", "_calls", "_run", "_tools", "_within")
 
-    def __init__(self, calls: RowCalls, run: Run, budget: RunBudget, *, max_wait: float | None = None) -> None:
+    def __init__(self, calls: RowCalls, run: Run, budget: RunBudget, *, within: str = "", max_wait: float | None = None) -> None:
         self._calls = calls
         self._run = run
         self._budget = budget
+        self._within = within
         self._tools = RowTools(calls, max_wait)
 
     @property
@@ -256,11 +262,13 @@ class RowCtx(RowContext):
         blocking: bool = False,
         effect: Effect = "idempotent",
     ) -> Any:
-        return await self._calls.step(id, fn, semantic_key=semantic_key, stale_after=stale_after, blocking=blocking, effect=effect)
+        return await self._calls.step(
+            id, fn, within=self._within, semantic_key=semantic_key, stale_after=stale_after, blocking=blocking, effect=effect
+        )
 
     def log(self, message: str, **fields: Any) -> None:
         log.info("play_log", run_id=self._run.id, row=self._calls.caller, message=message, fields=fields)
 
-    def as_leg(self) -> RowCtx:
-        """The same row's context in a leg of a waterfall, whose calls wait for their provider for 60 s at most."""
-        return RowCtx(self._calls, self._run, self._budget, max_wait=WATERFALL_MAX_WAIT)
+    def of_step(self, step: Step) -> RowCtx:
+        """The same row's context in a step of a program; calls of a leg of a waterfall wait for their provider for 60 s at most."""
+        return RowCtx(self._calls, self._run, self._budget, within=step.name, max_wait=WATERFALL_MAX_WAIT if step.waterfall else None)

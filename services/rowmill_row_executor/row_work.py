@@ -204,7 +204,7 @@ class RowWork:
         return value, encoded
 
     async def _call_step(self, step: Step, seen: Any, ctx: Any) -> Any:
-        within = ctx.as_leg() if step.waterfall else ctx
+        within = ctx.of_step(step)
         if step.resolver.blocking:
             return await self._in_thread(step.resolver, seen, within)
         return await _awaited(step.resolver.start(seen, within))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,10 +43,13 @@ _decode_document = msgspec.json.Decoder(_Document).decode
 
 @dataclass(frozen=True, slots=True)
 class StepCall:
-    """A step that was checked and can be run. ``caller``: ``<dataset>/<row key>``, or empty for a body. ``shared``: with other runs of its play."""
+    """A step that was checked and can be run. ``caller``: ``<dataset>/<row key>``, or empty for a body. ``shared``: with other runs of its play.
+    ``request``: what a body's record knows it by, whatever its code is.
+    """
 
     id: str
     key: str
+    request: str
     function: Callable[[], Any]
     caller: str
     blocking: bool
@@ -95,12 +99,14 @@ class StepIds:
         shared = stale_after is not None
         nth = self._used[column, id, meaning]
         self._used[column, id, meaning] += 1
-        # Within a run the code is the same; another run may have other code, and what that gives is another result.
-        version = code_version(fn) if shared else ""
         scope = scope_of("play" if shared else "run", play=asker.play, run_id=asker.run_id, caller=caller, call=id)
+        # Another run, and a retry of this one, may have other code, and what that gives is another result; but no effect of a run is repeated for that.
+        version = code_version(fn) if shared or effect != "non_idempotent" else ""
+        place = canonical([caller, column, nth]) + b"\n" + meaning
         return StepCall(
             id=id,
-            key=receipt_key(asker.org, scope, f"step:{id}", version, canonical([caller, column, nth]) + b"\n" + meaning, ""),
+            key=receipt_key(asker.org, scope, f"step:{id}", version, place, ""),
+            request=hashlib.sha256(receipt_key(asker.org, scope, f"step:{id}", "", place, "").encode()).hexdigest(),
             function=fn,
             caller=caller,
             blocking=blocking,

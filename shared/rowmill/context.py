@@ -117,13 +117,13 @@ class Calling(ABC):
         blocking: bool = False,
         effect: Literal["idempotent", "non_idempotent"] = "idempotent",
     ) -> Any:
-        """The result of ``fn()``, which may be async. Once it is stored it is never computed again, whatever dies: not by a replay, a redelivery or a
-        retry.
+        """The result of ``fn()``, which may be async. Once it is stored the same code never computes it again, whatever dies: not by a replay, a
+        redelivery or a retry.
 
-        ``id`` names the step in its body, or in its column of its row; used again there, it is the next step of that name, and two at once are
-        refused. The result belongs to the run, or, with ``stale_after``, to the play: later runs take one that was no older than that at their start
-        and was computed by the same code (in a row, for the same row key). ``semantic_key``: whatever else makes the result another one; what ``fn``
-        closes over is not looked at. ``blocking``: a sync ``fn`` runs in a thread.
+        ``id`` names the step in its body, or in its column (or step of a program) of its row; used again there, it is the next step of that name, and
+        two at once are refused. The result belongs to the run, or, with ``stale_after``, to the play: later runs take one that was no older than that
+        at their start and was computed by the same code (in a row, for the same row key). ``semantic_key``: whatever else makes the result another
+        one; the values that ``fn`` closes over are not looked at. ``blocking``: a sync ``fn`` runs in a thread.
 
         A step that is cut off (a crash, a lost lease, a row's time) runs again, from its beginning. With ``effect="non_idempotent"`` it does not: its
         outcome is unknown then, until an operator settles its receipt. ``fn`` gets no ``ctx``, and must not use one.

@@ -6,7 +6,7 @@ Suspension and parking pass through: a program is run again from its start, and 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
@@ -24,7 +24,8 @@ _MISSES = frozenset({"unreachable", "no_answer", "rate_limited", "payment", "una
 """Categories of failures that say that the provider is exhausted or unavailable, not that this row is wrong."""
 
 CallResolver = Callable[[Step, Any, Any], Awaitable[Any]]
-"""Runs one step, which is never a program: (step, row as the step sees it, ctx) → its value. A step with ``waterfall`` waits 60 s at most."""
+"""Runs one step, which is never a program: (step, row as the step sees it, ctx) → its value. A step with ``waterfall`` waits 60 s at most; one of a
+nested program is named ``outer.inner``."""
 
 
 class WaterfallAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -127,7 +128,11 @@ async def _run_step(program: Program, step: Step, seen: Any, ctx: Any, call_reso
 async def _value_of(step: Step, seen: Any, ctx: Any, call_resolver: CallResolver, outcome: ProgramOutcome) -> Any:
     if step.resolver.program is None:
         return await call_resolver(step, seen, ctx)
-    inner = await run_program(step.resolver.program, seen, ctx, call_resolver)
+
+    async def call_inner(inner: Step, seen: Any, ctx: Any) -> Any:
+        return await call_resolver(replace(inner, name=f"{step.name}.{inner.name}"), seen, ctx)
+
+    inner = await run_program(step.resolver.program, seen, ctx, call_inner)
     outcome.statuses.update({f"{step.name}.{name}": status for name, status in inner.statuses.items()})
     outcome.attempts.extend(msgspec.structs.replace(attempt, leg=f"{step.name}.{attempt.leg}") for attempt in inner.attempts)
     return inner.value

@@ -42,7 +42,24 @@ def test_with_a_cache_lifetime_the_play_shares_and_the_code_counts() -> None:
     assert key_of(same, stale_after="1d", run="run-2") == first
     assert key_of(same, stale_after="1h", play="other") != first
     assert key_of(lambda: row["n"] + 1, stale_after="1h") != first
-    assert key_of(lambda: 1) == key_of(lambda: 2), "within a run the code is the same"
+
+
+def test_within_a_run_the_code_counts_too_for_a_retry_may_have_other_code() -> None:
+    def scored(row: dict[str, int]) -> Callable[[], int]:
+        return lambda: row["n"]
+
+    assert key_of(scored({"n": 1})) == key_of(scored({"n": 2}))
+    assert key_of(scored({"n": 1})) != key_of(lambda: 1)
+    assert key_of(scored({"n": 1}), effect="non_idempotent") == key_of(lambda: 1, effect="non_idempotent"), "it must not be repeated for that"
+
+
+def test_a_key_is_the_same_whichever_row_has_the_step_first() -> None:
+    def scored(times: Callable[[], int], N: int) -> Callable[[], int]:  # noqa: N803 - a constant's name, which is none here
+        return lambda: times() * N
+
+    first, second = (key_of(scored(times, number)) for times, number in ((lambda: 1, 1), (lambda: 2, 1)))
+    assert first != second, "code that is closed over counts"
+    assert len({key_of(scored(one, number)) for number in range(3)}) == 1, "what else is closed over does not"
 
 
 @pytest.mark.parametrize(

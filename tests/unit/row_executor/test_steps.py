@@ -227,6 +227,22 @@ async def test_steps_of_programs_have_steps(bench: Any) -> None:
         assert cells(bench) == [{"a": 2}]
 
 
+async def test_a_leg_is_not_served_what_another_leg_of_its_column_came_to(bench: Any) -> None:
+    async def parse(row: Any, ctx: Any) -> Any:
+        return await ctx.step("parse", work)
+
+    def legs(first: bool) -> Any:
+        inner = steps().step("leg", parse, run_if=lambda row: first).returns(lambda row: row["leg"])
+        other = steps().step("leg", parse).returns(lambda row: row["leg"])
+        return steps().step("a", inner).step("b", other).step("c", parse).returns(lambda row: [row["a"], row["b"], row["c"]])
+
+    work = Work()
+    await bench.run_rows(program(a=legs(True)), [{"n": 1}])
+    assert cells(bench) == [{"a": [1, 2, 3]}]
+    await bench.run_rows(program(a=legs(False)), [{"n": 1}])
+    assert cells(bench) == [{"a": [None, 2, 3]}]
+
+
 # ---- bodies -----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -260,6 +276,24 @@ async def test_a_body_that_dies_before_its_record_is_stored_finds_the_step_on_it
     lose_the_record(bench)
     assert output(await bench.advance()) == 1
     assert work.done == 1
+
+
+async def test_a_retry_by_other_code_meets_the_record_and_computes_what_is_not_on_it(bench: Any) -> None:
+    codes = [lambda: "old", lambda: "new"]
+
+    @play("mended")
+    async def mended(ctx: Context) -> Any:
+        one = await ctx.step("one", codes[0])
+        await ctx.dataset("a", [{"n": 1}]).with_column("m", lambda row: 1).run()
+        return one
+
+    bench.start(mended)
+    assert (await bench.advance()).outcome == "waiting"
+    codes.pop(0)
+    bench.close("a", admitted=1, completed=1)
+    assert output(await bench.advance()) == "old", "it is on record"
+    lose_the_record(bench)
+    assert output(await bench.advance()) == "new"
 
 
 async def test_a_body_whose_step_another_executor_runs_waits_outside(bench: Any) -> None:
