@@ -153,7 +153,7 @@ class Engine:
         self.hand.sweep(interval)
 
     async def _renew(self) -> None:
-        await self._clock.sleep(self._settings.receipt_renewal / 4)
+        await self._clock.sleep(min(self._settings.receipt_renewal / 4, self._settings.claim_renewal))
         await self.sender.renew()
 
 

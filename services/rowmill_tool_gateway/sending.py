@@ -166,15 +166,18 @@ class Sender:
         return self._of_newest_term(flights) if len(flights) > 1 else flights
 
     async def _carried_alone(self, lane: Lane, flight: Flight, carrying: Coroutine[Any, Any, Sequence[Ended]]) -> Sequence[Ended]:
-        """Carry a suspect out. Before others begin beside it, because it lasts, the store is told that from now on a death need not be its own."""
+        """Carry a suspect out. Before others begin beside it, because it lasts, the store is told that from now on a death need not be its own; where
+        it takes no word of that (the lane is another's by now), nobody begins before the end.
+        """
         carried = asyncio.ensure_future(carrying)
         done, _ = await asyncio.wait([carried], timeout=self._flow.solitude.patience)
         if not done:
             lease, failures = LeaseRef(key=flight.key, lease_id=flight.lease_id, run_id=flight.payer_run, dispatch=flight.dispatch), 0
-            while await self._receipts.confirm(lane.shard, [lease], self._lease_ids()) is None and not carried.done():
+            while (answers := await self._receipts.confirm(lane.shard, [lease], self._lease_ids())) is None and not carried.done():
                 failures += 1
                 await self._clock.sleep(backoff(failures, first=0.05, limit=self._settings.store_timeout))
-            self._flow.solitude.let_in()
+            if answers is not None and answers[0].state == "confirmed":
+                self._flow.solitude.let_in()
         return await carried
 
     def _give_up(self, flights: list[Flight], error: Exception) -> None:
@@ -232,7 +235,7 @@ class Sender:
     # ---- keeping leases ---------------------------------------------------------------------------------------------------------------
 
     async def renew(self) -> None:
-        """Renew the leases of calls in hand that are a third of their life old (SPEC 3.3). Unanswered claims of a whole life ago are given back, and
+        """Renew the leases of calls in hand that are about a third of their life old (SPEC 3.3). Unanswered claims of a whole life ago are given back, and
         what could not be given back before.
         """
         self._claims.give_up_doubts(LEASE_RENEWALS * self._settings.receipt_renewal)
@@ -242,7 +245,7 @@ class Sender:
             for flight in self._hand.flights.values()
             if flight.lease_id
             and flight.stage in {Stage.READY, Stage.SENT, Stage.STORING}
-            and now - flight.leased_at >= self._settings.receipt_renewal
+            and now - flight.leased_at >= (self._settings.receipt_renewal if flight.dispatch else self._settings.claim_renewal)
         ]
         for start in range(0, len(due), self._settings.receipt_page):
             page = due[start : start + self._settings.receipt_page]

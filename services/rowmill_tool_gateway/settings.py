@@ -58,6 +58,9 @@ class ToolGatewaySettings(ServiceSettings):
     receipt_renewal: Seconds = 20.0
     """How often the leases of calls in hand are renewed; a third of their life."""
 
+    claim_renewal: Seconds = 3.0
+    """The same of calls that are claimed and not confirmed yet, whose leases last 10 s: a suspect waits so until it can go alone."""
+
     store_timeout: Seconds = 5.0
     """Silence of the receipt-store after which a request to it counts as failed (a claim) or the persistence latch closes (a result)."""
 

@@ -63,6 +63,8 @@ class Ward:
         }
         self.services = ServiceSet(environment, folder / "logs")
         self.deaths: dict[str, Counter[int]] = {name: Counter() for name in MORTALS}
+        self.killed = 0
+        """Gateways that `kill_gateways` killed."""
         self._over = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="keeper")
 
@@ -100,6 +102,7 @@ class Ward:
                 await asyncio.sleep(0.1)
             await asyncio.sleep(after + 4 * random.random())
             self.services["tool-gateway"].signal(signal.SIGKILL)
+            self.killed += 1
             await asyncio.sleep(0.5)  # until the broker has noticed
 
     # ---- runs -------------------------------------------------------------------------------------------------------------------------

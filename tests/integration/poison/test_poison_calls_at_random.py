@@ -33,4 +33,7 @@ async def test_while_gateways_are_killed_at_random_only_those_that_end_them_fail
         _, rows = await ward.ended(client, await client.start(ward.play("asking_together"), items=given))
     finally:
         killing.cancel()
+        ended = await asyncio.gather(killing, return_exceptions=True)
+    assert isinstance(ended[0], asyncio.CancelledError | None), ended
+    assert ward.killed > 0, "the run was over before a gateway was killed"
     check(rows, given, set(killers))

@@ -180,6 +180,48 @@ async def test_a_suspect_that_lasts_lets_others_in_once_the_store_was_told(setti
         await rig.stop()
 
 
+async def test_a_suspect_of_whom_the_store_takes_no_word_lets_nobody_in() -> None:
+    rig = Rig(ToolGatewaySettings(hand=5.0, look_after=5.0, suspect_patience=0.2))
+    try:
+        shop = Workshop()
+        suspect = call(rig, shop.tool, "suspect", deaths=USUAL.suspected_after)
+        rig.hand_in([suspect])
+        await shop.working("suspect")
+        for shard in rig.store.shards.values():
+            shard.ended_term, shard.term, shard.holder, shard.expires = shard.term, shard.term + 1, "another", rig.clock.now() + 100
+        async with asyncio.timeout(20):
+            while sum(isinstance(request, Confirm) for request in rig.bus.asked) < 2:
+                await asyncio.sleep(0.002)
+        await rests()
+        assert rig.store.receipts[suspect.receipt_key].alone
+        assert not rig.engine.dispatcher.solitude.lets(suspect=False)
+        shop.let_go("suspect")
+    finally:
+        await rig.stop()
+
+
+async def test_a_suspect_that_waits_for_its_turn_keeps_its_claim() -> None:
+    rig = Rig(ToolGatewaySettings(hand=5.0, look_after=5.0, claim_renewal=0.02))
+    try:
+        shop = Workshop()
+        rig.hand_in([call(rig, shop.tool, "early")])
+        await shop.working("early")
+        suspect = call(rig, shop.tool, "suspect", deaths=USUAL.suspected_after)
+        rig.hand_in([suspect])
+        receipt = rig.store.receipts[suspect.receipt_key]
+        async with asyncio.timeout(20):
+            while receipt.state != "queued":
+                await asyncio.sleep(0.002)
+            claimed = receipt.expires
+            while receipt.expires <= claimed:
+                await asyncio.sleep(0.002)
+        shop.let_go("early")
+        await shop.working("suspect")
+        shop.let_go("suspect")
+    finally:
+        await rig.stop()
+
+
 async def test_a_suspect_does_not_go_as_alone_beside_a_call_that_does_not_end() -> None:
     rig = Rig(ToolGatewaySettings(hand=5.0, look_after=5.0, suspect_patience=0.2))
     try:
