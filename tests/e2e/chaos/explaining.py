@@ -14,6 +14,8 @@ from tests.e2e.chaos.provider import Arrival
 from rowmill.encoding.receipts import idempotency_key
 
 RECORD = """
+DROP FUNCTION IF EXISTS public.note_step CASCADE;
+DROP TABLE IF EXISTS public.receipt_steps;
 CREATE TABLE public.receipt_steps (
     number bigserial PRIMARY KEY, key bytea NOT NULL, at double precision NOT NULL, state text NOT NULL, dispatch integer NOT NULL,
     lease_id text NOT NULL, holder text NOT NULL
