@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
 from rowmill_contracts.counts import Counts
 from rowmill_contracts.envelope import Message, message
 from rowmill_contracts.runs import Identity, ParkedRow
+
+NOT_RETRIED: Final = "not_retried"
+"""The error code of a row that was to be worked again and was not, since its run ended before its body came to the row's dataset. It stands as it
+stood before: failed, with the error that it had.
+"""
 
 
 @message()

@@ -9,6 +9,7 @@ from rowmill.runtime.clock import new_id
 from rowmill_admission.owed import Owed
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.events import DatasetEvent
+from rowmill_contracts.retries import NOT_RETRIED
 from rowmill_contracts.runs import DatasetOpened, DatasetSummary, OpenDataset
 from rowmill_contracts.topology import EVENTS
 
@@ -85,6 +86,13 @@ def stops_admission(dataset: Dataset) -> Problem | None:
     if dataset.definition.on_error == "fail" and dataset.counts.failed > 0:
         return dataset.first_error or Problem(code="row_failed", message=f"a row of dataset {dataset.dataset!r} failed")
     return None
+
+
+def not_retried(dataset: Dataset) -> Problem | None:
+    """Of a dataset whose run has ended: why what was to be worked again of it stays failed. None: no retry was asked for, or the body came to it."""
+    if not dataset.reopened:
+        return None
+    return Problem(code=NOT_RETRIED, message=f"its run was retried, and ended before its body came to dataset {dataset.dataset!r}; it can be retried")
 
 
 def opened(dataset: Dataset) -> DatasetOpened:

@@ -18,7 +18,7 @@ import structlog
 
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.db import Connection, Database
-from rowmill_admission.datasets import Dataset, stops_admission
+from rowmill_admission.datasets import Dataset, not_retried, stops_admission
 from rowmill_admission.endings import close_those_over
 from rowmill_admission.owed import Postman
 from rowmill_admission.page_cutting import CutPage, Cutting, pages_from
@@ -283,6 +283,8 @@ class Feeder:
         """Why admission ended early; None where it went to the end, or the run was stopped."""
         if self._problem is not None:
             return self._problem
+        if self._standing.stop_reason is None and (unreached := not_retried(self._standing.dataset)) is not None:
+            return unreached
         stopped = stops_admission(self._dataset)
         if stopped is not None:
             return stopped

@@ -339,11 +339,12 @@ SELECT * FROM raised
 SELECT page, digests FROM pages WHERE dataset_seq = $1 AND page >= $2 ORDER BY page LIMIT 500
 
 -- name: flights
--- What every open dataset has at the executors, whoever feeds it.
+-- What every open dataset has at the executors, whoever feeds it. Not one to which the run's body has yet to come for a retry: its rows wait, and
+-- would take the window from the datasets before it.
 SELECT d.dataset_seq, d.run_id, r.org, d.run_window, d.sent, d.sent_bytes, d.completed + d.failed + d.cancelled AS ended,
        (SELECT count(*) FROM waits w WHERE w.dataset_seq = d.dataset_seq AND w.state = 'waiting') AS waiting,
        EXISTS (SELECT FROM waits w WHERE w.dataset_seq = d.dataset_seq AND w.called_back AND w.state <> 'released') AS called_back
-FROM datasets d JOIN runs r ON r.run_id = d.run_id WHERE d.state = 'open' AND d.sent > d.completed + d.failed + d.cancelled
+FROM datasets d JOIN runs r ON r.run_id = d.run_id WHERE d.state = 'open' AND NOT d.reopened AND d.sent > d.completed + d.failed + d.cancelled
 
 -- ==== waiting ==============================================================================================================================
 

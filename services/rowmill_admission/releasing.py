@@ -14,6 +14,7 @@ from rowmill.runtime.bus import Bus
 from rowmill.runtime.db import Database
 from rowmill_admission import waits
 from rowmill_admission.cancelling import cancel_all
+from rowmill_admission.datasets import not_retried
 from rowmill_admission.page_cutting import page_again
 from rowmill_admission.room_desk import RoomDesk
 from rowmill_admission.runs import OVER
@@ -156,8 +157,10 @@ class Releasing:
 
     async def _publish_page(self, fed: Fed, sent: SentPage, of_page: list[Wait]) -> None:
         standing = fed.standing
-        if standing.stop_reason is not None or standing.run_state in OVER:
+        if standing.stop_reason is not None:
             await self._settle(fed, sent, of_page)
+        elif standing.run_state in OVER:
+            await self._settle(fed, sent, of_page, not_retried(standing.dataset))
         else:
             try:
                 await self.send_again(fed, sent, waits.returning(of_page, sent.first_index))
@@ -178,7 +181,7 @@ class Releasing:
         await self._sender.publish(fed, await self._sender.look_up(fed, keyed), returning)
 
     async def _settle(self, fed: Fed, sent: SentPage, of_page: list[Wait], problem: Problem | None = None) -> None:
-        """End rows that will not go on: cancelled with their run, or failed where their page cannot be looked up any more."""
+        """End rows that will not go on: cancelled with their run, or failed by ``problem`` (their page cannot be looked up any more, say)."""
         cut = await page_again(self._database, fed.standing.dataset.input_id, sent)
         rows = [
             SettledRow(

@@ -44,7 +44,8 @@ WHERE p.run_id = changed.run_id AND p.dataset = changed.dataset AND p.page = cha
 
 -- name: write_rows
 -- Settled rows, in the order of their keys. An older or equal write stays, as `marks.replaces` says. A write without cells (input, values and
--- meta null as far as it has none; meta decides) leaves the cells that stand there.
+-- meta null as far as it has none; meta decides) leaves the cells that stand there. A row that was to be worked again and was not stands as it stood,
+-- with its error.
 INSERT INTO sheet_rows AS r
     (sheet_id, row_key, run_number, attempt, standing, status, shadows, input, values, meta, error, completed_at)
 SELECT w.sheet_id, w.row_key, w.run_number, w.attempt, w.standing, w.status, w.shadows, w.input, w.values, w.meta, w.error,
@@ -57,9 +58,10 @@ ON CONFLICT (sheet_id, row_key) DO UPDATE SET
     attempt = EXCLUDED.attempt,
     standing = EXCLUDED.standing,
     status = EXCLUDED.status,
-    error = EXCLUDED.error,
+    error = CASE WHEN EXCLUDED.error ->> 'code' = 'not_retried' THEN coalesce(r.error, EXCLUDED.error) ELSE EXCLUDED.error END,
     completed_at = EXCLUDED.completed_at,
-    cells_kept = EXCLUDED.meta IS NULL AND r.meta IS NOT NULL,
+    cells_kept = CASE WHEN EXCLUDED.error ->> 'code' = 'not_retried' AND r.error IS NOT NULL THEN r.cells_kept
+        ELSE EXCLUDED.meta IS NULL AND r.meta IS NOT NULL END,
     shadows = CASE WHEN EXCLUDED.meta IS NULL AND r.meta IS NOT NULL THEN r.shadows ELSE EXCLUDED.shadows END,
     input = CASE WHEN EXCLUDED.meta IS NULL AND r.meta IS NOT NULL THEN r.input ELSE EXCLUDED.input END,
     values = CASE WHEN EXCLUDED.meta IS NULL AND r.meta IS NOT NULL THEN r.values ELSE EXCLUDED.values END,

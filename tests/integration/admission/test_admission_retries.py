@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
+from typing import Literal
 
 import pytest
 from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, rows, settled
@@ -12,11 +13,12 @@ from tests.integration.admission.admission_neighbours import Neighbours, new_run
 from rowmill.runtime.bus import Bus
 from rowmill_admission.app import App
 from rowmill_admission.settings import AdmissionSettings
-from rowmill_contracts.counts import Problem
+from rowmill_contracts.counts import Counts, Problem
+from rowmill_contracts.events import DatasetEvent
 from rowmill_contracts.retries import RunRetry
 from rowmill_contracts.rows import RowTasks, SettledRow
-from rowmill_contracts.runs import RunShown, RunStop, RunSummary
-from rowmill_contracts.topology import RUNS_RETRY, RUNS_STOP
+from rowmill_contracts.runs import ColumnInfo, DatasetOpened, OpenDataset, ReleaseRun, RunShown, RunStop, RunSummary, RunTaken, TermAnswer
+from rowmill_contracts.topology import ADMISSION_ASKS, RUNS_RETRY, RUNS_STOP
 
 pytestmark = pytest.mark.servers
 
@@ -233,3 +235,64 @@ async def test_a_stop_that_comes_when_the_run_is_over_holds_for_its_retries(neig
     assert "stays stopped" in (await retry(neighbours.bus, run_id)).refused
     summary = await neighbours.get(run_id)
     assert (summary is not None and summary.state, sent(neighbours, run_id)) == ("completed", Counter())
+
+
+def closed(neighbours: Neighbours, run_id: str, dataset: str) -> int:
+    """How often it was."""
+    told = [event for event in neighbours.events if isinstance(event, DatasetEvent) and event.run_id == run_id]
+    return sum((event.dataset, event.state) == (dataset, "closed") for event in told)
+
+
+def bodies(neighbours: Neighbours, *names: str) -> None:
+    """From now on the run's body opens these datasets over its rows, one after the other."""
+
+    async def body(taken: RunTaken, lease: str) -> None:
+        assert taken.run is not None
+        run_id = taken.run.run_id
+        staged = taken.run.inputs[0].input_id
+        ending: Literal["completed", "waiting"] = "completed"
+        columns = [ColumnInfo(name="x", version="1")]
+        for name in names:
+            request = OpenDataset(
+                run_id=run_id, term=taken.term, dataset=name, input_id=staged, columns=columns, code_digest="c", **neighbours.dataset
+            )
+            if (await neighbours.bus.ask(request, ADMISSION_ASKS, DatasetOpened)).outcome == "open":
+                ending = "waiting"
+                break
+        release = ReleaseRun(run_id=run_id, term=taken.term, lease_id=lease, outcome=ending, waiting_for=f"dataset:{name}")
+        await neighbours.bus.ask(release, ADMISSION_ASKS, TermAnswer)
+
+    neighbours.body = body  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("on_error", ["isolate", "fail"])
+@pytest.mark.usefixtures("admission")
+async def test_failed_rows_of_a_dataset_that_the_body_does_not_come_to_again_stay_failed_and_can_be_retried(
+    neighbours: Neighbours, on_error: str
+) -> None:
+    """Also rows that were not admitted since the dataset had failed."""
+    run_id = new_run_id()
+    neighbours.dataset = {"on_error": on_error, "concurrency": 200}
+    fails = {"first": {3}, "second": {7}}
+    neighbours.work = lambda tasks: failing(fails[tasks.dataset])(tasks)
+    bodies(neighbours, "first", "second")
+
+    async def second(times: int) -> Counts:
+        """The second dataset's counts once it is closed and the run has ended so many times."""
+        await ended(neighbours, run_id, times)
+        await neighbours.until(lambda: closed(neighbours, run_id, "second") >= times)
+        summary = await neighbours.get(run_id)
+        assert summary is not None
+        return summary.datasets[1].counts
+
+    await neighbours.start(run_id, rows=rows(900))
+    before = await second(1)
+    bodies(neighbours, "first")
+    await retry(neighbours.bus, run_id)
+    assert await second(2) == before
+    assert neighbours.states(run_id)[-1] == "completed"
+    bodies(neighbours, "first", "second")
+    assert (await retry(neighbours.bus, run_id, "again")).refused == ""
+    counts = await second(3)
+    assert (counts.admitted, counts.completed) == (900, 900)
+    assert [row.attempt for tasks in neighbours.tasks for row in tasks.rows if (tasks.dataset, row.index) == ("second", 7)] == [1, 3]

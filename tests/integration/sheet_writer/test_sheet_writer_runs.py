@@ -12,8 +12,9 @@ import pytest
 from msgspec.structs import replace
 from tests.integration.sheet_writer.conftest import Neighbours, SheetRun, accounted, decoded, input_row, key_of, raw
 
-from rowmill_contracts.counts import Counts
+from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.events import RowsCompleted, RowsFailed
+from rowmill_contracts.retries import NOT_RETRIED
 from rowmill_contracts.runs import PageProgress
 
 pytestmark = pytest.mark.servers
@@ -81,6 +82,23 @@ async def test_a_failed_row_completes_at_a_later_attempt_and_corrects_the_counts
     assert told.first_error is None
     [row] = await run.read_all()
     assert (row.mark, row.attempt, row.error) == ("completed", 2, None)
+
+
+async def test_a_row_that_was_to_be_worked_again_and_was_not_stands_as_it_stood_with_its_error(new_run: NewRun, neighbours: Neighbours) -> None:
+    """And one that had no error has the one that says so."""
+    run = new_run()
+    await run.look_up([ANN, BOB])
+    await run.settle(run.failed(ANN, 0), run.without_cells(BOB, 1))
+    await neighbours.until_counts(run, failed=1, cancelled=1)
+    before = await run.read_all(meta=True)
+    unworked = Problem(code=NOT_RETRIED, message="the body did not come to it")
+    await run.settle(*(replace(run.without_cells(row, at), attempt=2, status="failed", error=unworked) for at, row in enumerate([ANN, BOB])))
+    await neighbours.until_counts(run, failed=2)
+    [ann, bob] = await run.read_all(meta=True)
+    assert ann == replace(before[0], attempt=2)
+    assert ann.error is not None
+    assert ann.error.message == "no luck with ann"
+    assert (bob.mark, bob.error) == ("failed", unworked)
 
 
 async def test_what_comes_late_from_an_earlier_attempt_changes_nothing(new_run: NewRun, neighbours: Neighbours) -> None:
