@@ -100,7 +100,7 @@ class StepIds:
         nth = self._used[column, id, meaning]
         self._used[column, id, meaning] += 1
         scope = scope_of("play" if shared else "run", play=asker.play, run_id=asker.run_id, caller=caller, call=id)
-        # Another run, and a retry of this one, may have other code, and what that gives is another result; but no effect of a run is repeated for that.
+        # Another run, and a retry of this one, may have other code, whose result is another one; but no effect of a run is repeated for that.
         version = code_version(fn) if shared or effect != "non_idempotent" else ""
         place = canonical([caller, column, nth]) + b"\n" + meaning
         return StepCall(
@@ -129,6 +129,8 @@ class StepIds:
 def _check(id: str, fn: Any) -> None:  # noqa: A002 - likewise
     if not isinstance(id, str) or not 0 < len(id) <= _LONGEST_ID:
         raise DefinitionError(f"a step's id is text of 1 to {_LONGEST_ID} characters, not {id!r}")
+    if not id.strip() or not id.isprintable():
+        raise DefinitionError(f"step id {id!r} is not allowed: it must be printable text; what tells one use from another can go into semantic_key=")
     if callable(fn):
         return
     if hasattr(fn, "close") and hasattr(fn, "__await__"):

@@ -159,6 +159,9 @@ class BusStepReceipts:
             try:
                 reply = await self._until_heard(request, RECEIPTS_CLAIMS, ReceiptsClaimed, wanted_by=items)
             except AskDied as error:
+                if len(items) > 1:  # one of them may be what nobody survives: it fails alone
+                    await asyncio.gather(*(flush([item]) for item in items))
+                    return
                 _tell(items, [ClaimAnswer(state="failed", failure=_dead(claim.tool, error)) for claim in claims])
                 return
             if reply is None:

@@ -66,6 +66,9 @@ def test_a_key_is_the_same_whichever_row_has_the_step_first() -> None:
     ("id", "fn", "says"),
     [
         ("", one, "a step's id is text of 1 to 200 characters, not ''"),
+        ("a\0b", one, r"step id 'a\x00b' is not allowed: it must be printable text; what tells one use from another can go into semantic_key="),
+        ("\ud800", one, r"step id '\ud800' is not allowed: it must be printable text; what tells one use from another can go into semantic_key="),
+        (" ", one, "step id ' ' is not allowed: it must be printable text; what tells one use from another can go into semantic_key="),
         ("score", 5, "step 'score': give it a function without arguments, such as lambda: work(row), not 'int'"),
     ],
 )

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.fakes.receipts import MemoryReceipts
 
-from rowmill.errors import AskTimeout
+from rowmill.errors import AskDied, AskTimeout
 from rowmill.runtime.clock import SystemClock
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.presences import KeepPresence
@@ -40,8 +41,8 @@ class Now:
 
 
 class Asks:
-    """A bus to a store in memory. ``lose``: what is not answered, though it is carried out; ``drop``: what is not even that. All
-    waits for ``go``.
+    """A bus to a store in memory. ``lose``: what is not answered, though it is carried out; ``drop``: what is not even that. ``deadly``: the run
+    whose claims no store survives. All waits for ``go``.
     """
 
     def __init__(self, store: MemoryReceipts) -> None:
@@ -49,6 +50,7 @@ class Asks:
         self.asked: list[Message] = []
         self.lose: list[type[Message]] = []
         self.drop: list[type[Message]] = []
+        self.deadly = ""
         self.go = asyncio.Event()
         self.go.set()
 
@@ -60,6 +62,8 @@ class Asks:
         if type(message) in self.drop:
             self.drop.remove(type(message))
             raise AskTimeout("no answer")
+        if isinstance(message, ClaimReceipts) and any(claim.run_id == self.deadly for claim in message.claims):
+            raise AskDied("dead-lettered")
         reply = self.store.answer(message)
         if type(message) in self.lose:
             self.lose.remove(type(message))
@@ -107,8 +111,9 @@ class Executor:
 
 
 def step_of(asker: Asker, fn: Callable[[], Any], **facts: Any) -> StepCall:
+    """The same step, whatever its function does here."""
     given: dict[str, Any] = {"semantic_key": None, "stale_after": None, "blocking": False, "effect": "idempotent"} | facts
-    return StepIds("a test").prepare(asker, "work", fn, **given)
+    return replace(StepIds("a test").prepare(asker, "work", int, **given), function=fn)
 
 
 @pytest.fixture
@@ -314,6 +319,16 @@ async def test_steps_that_are_ready_together_are_claimed_together(new_executor: 
     await asyncio.gather(*(here.run(lambda: 1, semantic_key=number) for number in range(500)))
     assert here.asks.of(ClaimReceipts) - before < 10
     assert here.asks.of(Complete) < 12
+
+
+async def test_a_claim_that_no_store_survives_fails_alone(new_executor: Any) -> None:
+    here = new_executor()
+    await here.run(lambda: 0)
+    here.asks.deadly = "bad"
+    runs = ["bad" if number == 7 else f"run-{number}" for number in range(20)]
+    outcomes = await asyncio.gather(*(here.run(lambda: 1, run=run) for run in runs))
+    assert [run for run, outcome in zip(runs, outcomes, strict=True) if outcome.outcome != "completed"] == ["bad"]
+    assert outcomes[7].failure.code == "dead_lettered"
 
 
 async def test_a_cut_off_step_that_must_not_be_repeated_is_stored_as_unknown(new_executor: Any, store: MemoryReceipts) -> None:
