@@ -53,8 +53,8 @@ class Order:
     """In which order rows that had waited arrived, and which arrived before they were all there.
 
     ``overtaking``: rows that had not waited and arrived before one of their run that had, by name. ``early``: by how many places the row came that
-    came the most before the place that its age gives it among those of its run that had waited, but for the very first, which found out that
-    the provider serves. ``apart``: the most by which one run was ahead of another, as long as that one had some left.
+    came the most before the place that its age gives it among those of its run that had waited, but for those that were to find out whether the
+    provider serves. ``apart``: the most by which one run was ahead of another, as long as that one had some left.
     """
 
     overtaking: list[str]
@@ -62,8 +62,8 @@ class Order:
     apart: int
 
 
-def order_of(arrivals: Sequence[str], asked: dict[str, float]) -> Order:
-    """``asked``: of the rows that had waited."""
+def order_of(arrivals: Sequence[str], asked: dict[str, float], *, scouts: int) -> Order:
+    """``asked``: of the rows that had waited. ``scouts``: so many at most were to find out whether the provider serves."""
     of_run: dict[str, list[str]] = defaultdict(list)
     for name in arrivals:
         of_run[name.partition(":")[0]].append(name)
@@ -71,11 +71,12 @@ def order_of(arrivals: Sequence[str], asked: dict[str, float]) -> Order:
     for name in sorted(asked, key=asked.__getitem__):
         waited[name.partition(":")[0]].append(name)
     overtaking = [name for run, names in of_run.items() for name in names[: len(waited[run])] if name not in asked]
-    early = 0
+    before_their_place: list[int] = []
     for run, names in waited.items():
         place = {name: number for number, name in enumerate(names)}
         arrived = [name for name in of_run[run] if name in place]
-        early = max([early, *(place[name] - number for number, name in enumerate(arrived) if name != arrivals[0])])
+        before_their_place += [place[name] - number for number, name in enumerate(arrived)]
+    early = sorted(before_their_place, reverse=True)[min(scouts, len(before_their_place) - 1)]
     ahead = dict.fromkeys(waited, 0)
     apart = 0
     for name in arrivals:
