@@ -338,8 +338,8 @@ class PruneReceipts(Message, frozen=True, kw_only=True):
     """Prune completed outputs and failures older than ``older_than`` seconds, in the next page of receipts. ``after``: what the last page said.
 
     First without ``oldest_run``: outputs are retired, they serve no run that starts from then on. Then with it (when the oldest run started that is
-    not over; where all are, what retiring said last): forgets what no such run could need; with ``dry_run`` counts only. Never a lease, nor
-    an outcome that is unknown.
+    not over, or could be retried; where there is none, what retiring said last): forgets what no such run could need; with ``dry_run`` counts
+    only. Never a lease, nor an outcome that is unknown.
     """
 
     older_than: Annotated[float, msgspec.Meta(ge=0)]

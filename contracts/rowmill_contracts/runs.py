@@ -359,12 +359,12 @@ class RunsListed(Message, frozen=True, kw_only=True):
 
 @message()
 class AskOldestRun(Message, frozen=True, kw_only=True):
-    """Since when is a run not over? Every run that is stored by now is looked at, also those whose commit was under way."""
+    """Since when is a run not over, or could be retried? Every run that is stored by now is looked at, also those whose commit was under way."""
 
 
 @message()
 class OldestRun(Message, frozen=True, kw_only=True):
-    """When the oldest run started that is not over, seconds since the epoch by the database's clock; None: all are."""
+    """When the oldest run started that is not over, or could be retried, seconds since the epoch by the database's clock; None: there is none."""
 
     started_at: float | None = None
 

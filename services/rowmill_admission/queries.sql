@@ -42,6 +42,17 @@ LOCK TABLE runs IN SHARE MODE
 -- name: oldest_run
 SELECT extract(epoch FROM min(created_at))::float8 FROM runs WHERE state IN ('queued', 'running', 'waiting')
 
+-- name: oldest_run_to_retry
+-- The oldest run that is being retried, or could be: $1 seconds after its datasets ended, and an hour for requests that are being decided.
+SELECT extract(epoch FROM min(created_at))::float8 FROM (
+    SELECT created_at FROM runs WHERE state IN ('queued', 'running', 'waiting')
+    UNION ALL SELECT created_at FROM runs WHERE retrying
+    UNION ALL SELECT r.created_at FROM datasets d JOIN runs r USING (run_id) WHERE d.state = 'open'
+    UNION ALL SELECT r.created_at FROM datasets d JOIN runs r USING (run_id)
+    WHERE d.state <> 'open' AND d.closed_at >= now() - make_interval(secs => $1::float8 + 3600)
+        AND (d.failed > 0 OR d.error IS NOT NULL OR (r.state = 'failed' AND d.cancelled > 0)) AND r.state IN ('completed', 'failed')
+) needed
+
 -- name: list_runs
 SELECT *, coalesce(lease_until > clock_timestamp(), false) AS lease_live,
        extract(epoch FROM created_at)::float8 AS created, extract(epoch FROM finished_at)::float8 AS finished
@@ -473,9 +484,10 @@ WHERE run_id = $1
 -- They are to be open again: still closed, until all is prepared.
 UPDATE datasets SET reopened = true WHERE dataset_seq = ANY($1::bigint[])
 
--- name: pages_forgotten
-SELECT EXISTS (SELECT FROM datasets d WHERE d.dataset_seq = ANY($1::bigint[]) AND d.next_page > 0
-    AND NOT EXISTS (SELECT FROM pages p WHERE p.dataset_seq = d.dataset_seq))
+-- name: too_old_to_retry
+-- Whether one of these datasets ended more than $2 seconds ago (what its run could need may be pruned since), or its pages are forgotten.
+SELECT EXISTS (SELECT FROM datasets d WHERE d.dataset_seq = ANY($1::bigint[]) AND (d.closed_at < now() - make_interval(secs => $2::float8)
+    OR (d.next_page > 0 AND NOT EXISTS (SELECT FROM pages p WHERE p.dataset_seq = d.dataset_seq))))
 
 -- name: reopen_datasets
 -- Closed datasets are open again. One whose admission had ended early, or that failed as a whole, is admitted to its end (of which nothing may be left).

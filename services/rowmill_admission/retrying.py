@@ -98,7 +98,7 @@ class Retrying:
             await retries.note(connection, run_id, identity)
             return None
         again = [each for each in stored if runs.needs_retry(run, each)]
-        refused = await _why_not(connection, run, stored, again)
+        refused = await _why_not(connection, run, stored, again, self._settings.retry_retention)
         if refused is not None:
             return refused
         await retries.note(connection, run_id, identity)
@@ -162,8 +162,10 @@ class Retrying:
         )
 
 
-async def _why_not(connection: Connection, run: Run, stored: Sequence[Dataset], again: Sequence[Dataset]) -> str | None:
-    """Why a run that is over cannot be retried; None: it can. ``again``: of its datasets those with something to be worked again."""
+async def _why_not(connection: Connection, run: Run, stored: Sequence[Dataset], again: Sequence[Dataset], retention: float) -> str | None:
+    """Why a run that is over cannot be retried; None: it can. ``again``: of its datasets those with something to be worked again. ``retention``:
+    seconds after they ended.
+    """
     if run.stopped or await run_store.is_stopped(connection, run.run_id):
         return f"run {run.run_id} was stopped, and a stopped run stays stopped; start a new one: what is paid for stays paid"
     if any(each.state == "open" for each in stored):
@@ -171,8 +173,8 @@ async def _why_not(connection: Connection, run: Run, stored: Sequence[Dataset], 
     if not again:
         why = "" if run.error is None else f"; the run itself failed: {run.error.message}"
         return f"no row of run {run.run_id} failed{why}; start it anew: what is paid for stays paid"
-    if await retries.are_forgotten(connection, again):
-        return f"run {run.run_id} ended too long ago: where its rows lie is forgotten; start a new run with --force failed"
+    if await retries.are_too_old(connection, again, retention):
+        return f"run {run.run_id} ended too long ago: what it needs may be forgotten; start a new run with --force failed"
     return None
 
 

@@ -244,7 +244,13 @@ class Runs:
         return RunsListed(runs=[_summary(run, by_run.get(run.run_id, [])) for run in found])
 
     async def oldest(self) -> OldestRun:
-        return OldestRun(started_at=await self._database.transact(run_store.oldest))
+        """The oldest run that could need receipts of its time: it is not over, or can be retried.
+
+        Those that can be retried are looked for when no run is held up any more: who was retried meanwhile is found as one that is not over.
+        """
+        unfinished = await self._database.transact(run_store.oldest)
+        retriable = await self._database.transact(lambda connection: run_store.oldest_to_retry(connection, self._settings.retry_retention))
+        return OldestRun(started_at=min((each for each in (unfinished, retriable) if each is not None), default=None))
 
     async def shown(self, request: GetRun) -> RunShown:
         async def work(connection: Connection) -> RunShown:

@@ -33,9 +33,9 @@ async def begin(connection: Connection, run_id: str, datasets: Sequence[Dataset]
     await connection.execute(SQL["note_reopened"], [each.dataset_seq for each in datasets])
 
 
-async def are_forgotten(connection: Connection, datasets: Sequence[Dataset]) -> bool:
-    """Whether pages of one of these datasets have been forgotten that a retry would have to publish again."""
-    found: bool = await connection.fetchval(SQL["pages_forgotten"], [each.dataset_seq for each in datasets])
+async def are_too_old(connection: Connection, datasets: Sequence[Dataset], retention: float) -> bool:
+    """Whether one of these datasets ended more than ``retention`` seconds ago, or its pages are forgotten, which a retry would publish again."""
+    found: bool = await connection.fetchval(SQL["too_old_to_retry"], [each.dataset_seq for each in datasets], retention)
     return found
 
 

@@ -121,6 +121,12 @@ async def oldest(connection: Connection) -> float | None:
     return started_at
 
 
+async def oldest_to_retry(connection: Connection, retention: float) -> float | None:
+    """When the oldest run started that is not over, or whose rows could be worked again: ``retention`` seconds after they ended."""
+    started_at: float | None = await connection.fetchval(SQL["oldest_run_to_retry"], retention)
+    return started_at
+
+
 async def take(connection: Connection, run_id: str, lease_id: str, seconds: float) -> int:
     """Give the lease under the next term, which is returned."""
     term: int = await connection.fetchval(SQL["take_run"], run_id, lease_id, seconds)

@@ -126,7 +126,7 @@ def prune(
     verb = "would forget" if dry_run else "forgot"
     print(f"{verb} {total['completed']} outputs ({total['bytes']} bytes), {total['ended']} ended without one, {total['failures']} failures of runs")
     if total["retired"] > total["completed"]:
-        print("outputs that runs could need which are not over serve no new run, and are forgotten by a later prune")
+        print("outputs that runs could need which are not over, or can be retried, serve no new run, and are forgotten by a later prune")
 
 
 def _asked(question: Any) -> Any:

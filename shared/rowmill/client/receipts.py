@@ -63,9 +63,10 @@ class ReceiptDesk:
         return self._named(name, await self._bus.ask(ReplayReceipt(receipt=name), RECEIPTS_SETTLE, ReceiptSettled))
 
     async def prune(self, older_than: float, *, dry_run: bool) -> dict[str, int]:
-        """Forget what ended more than ``older_than`` seconds ago and no run could need that is not over, page by page; answers how much that was.
+        """Forget what ended more than ``older_than`` seconds ago and no run could need that is not over or can be retried, page by page; answers how
+        much that was.
 
-        Old outputs are retired first: they serve no run that starts from then on. What a run that is not over could still be served by is
+        Old outputs are retired first: they serve no run that starts from then on. What such a run could still be served by is
         forgotten by a later pruning. A page whose answer is lost is asked for again, and then counts nothing: the figures are a lower bound.
         """
         total = {"completed": 0, "ended": 0, "failures": 0, "bytes": 0, "retired": 0}

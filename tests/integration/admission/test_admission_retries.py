@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
+from datetime import UTC, datetime
 from typing import Literal
 
 import pytest
@@ -17,7 +18,19 @@ from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.events import DatasetEvent
 from rowmill_contracts.retries import RunRetry
 from rowmill_contracts.rows import RowTasks, SettledRow
-from rowmill_contracts.runs import ColumnInfo, DatasetOpened, OpenDataset, ReleaseRun, RunShown, RunStop, RunSummary, RunTaken, TermAnswer
+from rowmill_contracts.runs import (
+    AskOldestRun,
+    ColumnInfo,
+    DatasetOpened,
+    OldestRun,
+    OpenDataset,
+    ReleaseRun,
+    RunShown,
+    RunStop,
+    RunSummary,
+    RunTaken,
+    TermAnswer,
+)
 from rowmill_contracts.topology import ADMISSION_ASKS, RUNS_RETRY, RUNS_STOP
 
 pytestmark = pytest.mark.servers
@@ -235,6 +248,32 @@ async def test_a_stop_that_comes_when_the_run_is_over_holds_for_its_retries(neig
     assert "stays stopped" in (await retry(neighbours.bus, run_id)).refused
     summary = await neighbours.get(run_id)
     assert (summary is not None and summary.state, sent(neighbours, run_id)) == ("completed", Counter())
+
+
+async def test_a_run_that_can_be_retried_keeps_its_receipts(neighbours: Neighbours, admission: App) -> None:
+    """Pruning asks for the oldest run that could need them."""
+    assert admission._parts is not None
+    database = admission._parts.database
+
+    async def is_oldest(year: int) -> bool:
+        told = await neighbours.bus.ask(AskOldestRun(), ADMISSION_ASKS, OldestRun)
+        return told.started_at == datetime(year, 1, 1, tzinfo=UTC).timestamp()
+
+    well, run_id = new_run_id(), new_run_id()
+    await neighbours.start(well, rows=rows(5))
+    await ended(neighbours, well)
+    neighbours.work = failing(FAILED)
+    await neighbours.start(run_id, rows=rows(500))
+    await ended(neighbours, run_id)
+    await database.execute("UPDATE runs SET created_at = '2001-01-01 00:00Z' WHERE run_id = $1", well)
+    await database.execute("UPDATE runs SET created_at = '2002-01-01 00:00Z' WHERE run_id = $1", run_id)
+    assert await is_oldest(2002), "a run without a failed row needs nothing"
+    await database.execute("UPDATE datasets SET closed_at = now() - interval '1 year' WHERE run_id = $1", run_id)
+    assert not await is_oldest(2002)
+    assert "ended too long ago" in (await retry(neighbours.bus, run_id)).refused
+    await database.execute("UPDATE runs SET retrying = true WHERE run_id = $1", run_id)
+    assert await is_oldest(2002)
+    await database.execute("UPDATE runs SET created_at = now(), retrying = false WHERE run_id = ANY($1)", [well, run_id])
 
 
 def closed(neighbours: Neighbours, run_id: str, dataset: str) -> int:
