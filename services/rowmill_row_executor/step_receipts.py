@@ -1,7 +1,8 @@
 """The receipts of steps, over the bus: claims and outcomes in pages, each asked for again until it is answered.
 
 A request may come any number of times: a claim that is asked for again is the same claim, by its lease id, and an outcome is stored once. A claim
-that nobody waits for any more is given back, for its step was not begun.
+that nobody waits for any more is given back, for its step was not begun. What no receipt-store answers is asked for alone, so that it holds up no
+other.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
+from rowmill.encoding.receipts import short_digest
 from rowmill.errors import AskDied, RowmillError
 from rowmill.runtime.clock import Clock, backoff
 from rowmill.runtime.gathering import Gatherer
@@ -38,6 +40,7 @@ from rowmill_contracts.receipts import (
 )
 from rowmill_contracts.tools import ToolFailure
 from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
+from rowmill_row_executor.failures import printable
 
 log = structlog.get_logger()
 
@@ -48,6 +51,12 @@ _ITEM_BYTES = 400
 
 _AGAIN = 5.0
 """Seconds between two requests that were not answered, at most."""
+
+
+PARTED_AFTER, GIVEN_UP_AFTER = 3, 10
+"""Tries of a page that ended in a dead letter, or in an error that nobody foresaw, after which what is in it is asked for one by one; and of a single
+one, after which it is taken for one that cannot be stored. (A claim that is dead-lettered is asked for no more: its step was not begun.)"""
+_NOT_STORABLE = StoreAnswer(state="rejected")
 
 
 class Asks(Protocol):
@@ -76,7 +85,7 @@ class _Item:
 
 
 class BusStepReceipts:
-    """``holder``: this process. ``gather``: seconds for which a page waits for more. Drain it before its bus stops."""
+    """``holder``: this process. ``gather``: seconds for which a page waits for more. Drain it before its bus closes."""
 
     def __init__(self, asks: Asks, leases: StepLeases, clock: Clock, *, holder: str, gather: float) -> None:
         self._asks = asks
@@ -128,10 +137,15 @@ class BusStepReceipts:
     def keeping(self, lease: LeaseRef, on_lost: Callable[[], None]) -> AbstractContextManager[None]:
         return self._leases.keeping(lease, on_lost)
 
-    async def drain(self) -> None:
-        """Wait until everything that was handed in is answered."""
-        for pages in (*self._claims.values(), self._confirms, self._completions, self._failures, self._releases):
-            await pages.drain()
+    async def drain(self, within: float | None = None) -> bool:
+        """Wait until everything that was handed in is answered; False: it was not ``within`` so many seconds."""
+        try:
+            async with asyncio.timeout(within):
+                for pages in (*self._claims.values(), self._confirms, self._completions, self._failures, self._releases):
+                    await pages.drain()
+        except TimeoutError:
+            return False
+        return True
 
     async def _ask(self, pages: Gatherer[_Item], facts: Any, unheard: Callable[[_Item], None] | None = None) -> Any:
         """``unheard``: told of an answer that came as its asker was cancelled."""
@@ -157,11 +171,13 @@ class BusStepReceipts:
             claims: list[Claim] = [item.facts for item in items]
             request = ClaimReceipts(holder=self._holder, claims=claims, confirm=confirm, presence=self._presence)
             try:
-                reply = await self._until_heard(request, RECEIPTS_CLAIMS, ReceiptsClaimed, wanted_by=items)
-            except AskDied as error:
+                reply = await self._until_heard(request, RECEIPTS_CLAIMS, ReceiptsClaimed, wanted_by=items, tries=_tries(items))
+            except Exception as error:
                 if len(items) > 1:  # one of them may be what nobody survives: it fails alone
                     await asyncio.gather(*(flush([item]) for item in items))
                     return
+                for claim in claims:
+                    self.release(_unsent(claim))  # for what is known it may be ours
                 _tell(items, [ClaimAnswer(state="failed", failure=_dead(claim.tool, error)) for claim in claims])
                 return
             if reply is None:
@@ -179,39 +195,60 @@ class BusStepReceipts:
         request = Confirm(leases=[item.facts for item in items])
         try:
             reply = await self._until_heard(request, RECEIPTS_SETTLE, Confirmed, wanted_by=items)
-        except AskDied:
+        except Exception:
+            log.exception("steps_not_confirmed", leases=len(items))
             _tell(items, [ConfirmAnswer(state="lost")] * len(items))
         else:
             _tell(items, [] if reply is None else reply.answers)
 
     async def _complete(self, items: list[_Item]) -> None:
-        stored = await self._until_heard(Complete(completions=[item.facts for item in items]), RECEIPTS_SETTLE, Completed)
-        _tell(items, [] if stored is None else stored.answers)
+        await self._settle(items, lambda some: Complete(completions=[item.facts for item in some]), Completed)
 
     async def _fail(self, items: list[_Item]) -> None:
-        stored = await self._until_heard(Fail(failures=[item.facts for item in items]), RECEIPTS_SETTLE, Completed)
-        _tell(items, [] if stored is None else stored.answers)
+        await self._settle(items, lambda some: Fail(failures=[item.facts for item in some]), Completed)
 
     async def _release(self, items: list[_Item]) -> None:
-        await self._until_heard(Release(leases=[item.facts for item in items]), RECEIPTS_SETTLE, Released)
+        await self._settle(items, lambda some: Release(leases=[item.facts for item in some]), Released)
 
-    async def _until_heard(self, request: Message, key: str, answer: type[ReplyT], *, wanted_by: Sequence[_Item] | None = None) -> ReplyT | None:
-        """Ask until it is answered; None: by then nobody waited for it any more. Raises `AskDied` where somebody does.
+    async def _settle(self, items: list[_Item], request: Callable[[list[_Item]], Message], answer: type[Completed | Released]) -> None:
+        """Ask until it is answered, and tell; in the end one by one, and then not at all."""
+        try:
+            reply = await self._until_heard(request(items), RECEIPTS_SETTLE, answer, tries=_tries(items))
+        except Exception:
+            if len(items) > 1:
+                await asyncio.gather(*(self._settle([item], request, answer) for item in items))
+                return
+            log.exception("step_given_up", message_type=request(items).message_type, receipt=short_digest(items[0].facts.key))
+            _tell(items, [_NOT_STORABLE])
+            return
+        _tell(items, reply.answers if isinstance(reply, Completed) else [])
+
+    async def _until_heard(
+        self, request: Message, key: str, answer: type[ReplyT], *, wanted_by: Sequence[_Item] | None = None, tries: int = GIVEN_UP_AFTER
+    ) -> ReplyT | None:
+        """Ask until it is answered; None: by then none of ``wanted_by`` waited for it any more.
+
+        Raises `AskDied` at once where they are given, and the last of ``tries`` errors that say more than that nobody answered.
 
         A process that is short of time, as its loop is where author code holds it, hears answers late. To fail its rows for that would only have them
         done again.
         """
-        failures = 0
+        failures = refusals = 0
         while wanted_by is None or not all(item.answer.done() for item in wanted_by):
             try:
                 return await self._asks.ask(request, key, answer)
-            except RowmillError as error:
-                if isinstance(error, AskDied) and wanted_by is not None:
-                    raise
+            except Exception as error:
                 failures += 1
-                log.warning("steps_not_answered", message_type=request.message_type, failures=failures, error=str(error))
+                refusals += isinstance(error, AskDied) or not isinstance(error, RowmillError)
+                if refusals >= tries or (isinstance(error, AskDied) and wanted_by is not None):
+                    raise
+                log.warning("steps_not_answered", message_type=request.message_type, failures=failures, error=repr(error))
                 await self._clock.sleep(backoff(failures, first=0.1, limit=_AGAIN))
         return None
+
+
+def _tries(items: Sequence[_Item]) -> int:
+    return PARTED_AFTER if len(items) > 1 else GIVEN_UP_AFTER
 
 
 def _size_of(item: _Item) -> int:
@@ -228,6 +265,9 @@ def _tell(items: Sequence[_Item], answers: Sequence[object]) -> None:
             item.answer.set_result(answer)
 
 
-def _dead(tool: str, error: AskDied) -> ToolFailure:
-    """Nothing was claimed: the step failed before it was begun."""
-    return ToolFailure(tool=tool, code="dead_lettered", message=str(error), origin="receipts", category="dead_lettered")
+def _dead(tool: str, error: Exception) -> ToolFailure:
+    """Nothing was claimed, as far as is known: the step failed before it was begun."""
+    if isinstance(error, AskDied):
+        return ToolFailure(tool=tool, code="dead_lettered", message=str(error), origin="receipts", category="dead_lettered")
+    message = f"{tool} could not be claimed: {error!r}"
+    return ToolFailure(tool=tool, code="claim_failed", message=printable(message), origin="receipts", category="step")

@@ -13,10 +13,10 @@ import pytest
 from tests.fakes.receipts import MemoryReceipts
 
 from rowmill.errors import AskDied, AskTimeout
-from rowmill.runtime.clock import SystemClock
+from rowmill.runtime.clock import Clock, SystemClock
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.presences import KeepPresence
-from rowmill_contracts.receipts import ClaimReceipts, Complete, Confirm, LeaseRef, Release
+from rowmill_contracts.receipts import ClaimReceipts, Complete, Confirm, Fail, LeaseRef, Release
 from rowmill_contracts.tools import CallOutcome
 from rowmill_row_executor import step_receipts
 from rowmill_row_executor.ports import Asker
@@ -40,9 +40,17 @@ class Now:
         return self.time
 
 
+class Hurry(SystemClock):
+    """Nothing is waited for."""
+
+    async def sleep(self, seconds: float) -> None:
+        del seconds
+        await asyncio.sleep(0)
+
+
 class Asks:
     """A bus to a store in memory. ``lose``: what is not answered, though it is carried out; ``drop``: what is not even that. ``deadly``: the run
-    whose claims no store survives. All waits for ``go``.
+    whose claims no store survives; ``odd``: runs whose requests end in an error that nobody foresaw. All waits for ``go``.
     """
 
     def __init__(self, store: MemoryReceipts) -> None:
@@ -51,6 +59,7 @@ class Asks:
         self.lose: list[type[Message]] = []
         self.drop: list[type[Message]] = []
         self.deadly = ""
+        self.odd: dict[str, type[Exception]] = {}
         self.go = asyncio.Event()
         self.go.set()
 
@@ -64,6 +73,9 @@ class Asks:
             raise AskTimeout("no answer")
         if isinstance(message, ClaimReceipts) and any(claim.run_id == self.deadly for claim in message.claims):
             raise AskDied("dead-lettered")
+        for run, error in self.odd.items():
+            if isinstance(message, Complete | Fail | Release) and run in str(message):
+                raise error("odd")
         reply = self.store.answer(message)
         if type(message) in self.lose:
             self.lose.remove(type(message))
@@ -99,10 +111,10 @@ class Leases:
 class Executor:
     """One process's steps. All share the ``store``."""
 
-    def __init__(self, store: MemoryReceipts, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, store: MemoryReceipts, threads: ThreadPoolExecutor, clock: Clock) -> None:
         self.asks = Asks(store)
         self.leases = Leases(store)
-        self.receipts = BusStepReceipts(self.asks, self.leases, SystemClock(), holder="executor", gather=0.001)
+        self.receipts = BusStepReceipts(self.asks, self.leases, clock, holder="executor", gather=0.001)
         self.runner = StepRunner(self.receipts, SystemClock(), threads, hold=HOLD, patience=10.0, again=5.0, body_limit=20.0, row_limit=20.0)
 
     async def run(self, fn: Callable[[], Any], *, run: str = RUN, **facts: Any) -> CallOutcome:
@@ -129,7 +141,7 @@ def store(now: Now) -> MemoryReceipts:
 @pytest.fixture
 def new_executor(store: MemoryReceipts) -> Iterator[Callable[[], Executor]]:
     with ThreadPoolExecutor(1) as threads:
-        yield lambda: Executor(store, threads)
+        yield lambda clock=None: Executor(store, threads, clock or SystemClock())  # type: ignore[misc]
 
 
 async def test_an_outcome_whose_storing_was_not_answered_is_asked_for_again(new_executor: Any, store: MemoryReceipts) -> None:
@@ -329,6 +341,36 @@ async def test_a_claim_that_no_store_survives_fails_alone(new_executor: Any) -> 
     outcomes = await asyncio.gather(*(here.run(lambda: 1, run=run) for run in runs))
     assert [run for run, outcome in zip(runs, outcomes, strict=True) if outcome.outcome != "completed"] == ["bad"]
     assert outcomes[7].failure.code == "dead_lettered"
+
+
+@pytest.mark.parametrize("error", [AskDied, RuntimeError])
+async def test_an_outcome_that_cannot_be_stored_holds_up_no_other_of_its_page_and_is_given_up(new_executor: Any, error: type[Exception]) -> None:
+    here = new_executor(Hurry())
+    await here.run(lambda: 0)
+    here.asks.odd = {"bad-done": error, "bad-failed": error, "bad-gone": error}
+    runs = [*(f"run-{number}" for number in range(20)), "bad-done"]
+    done = asyncio.gather(*(here.run(lambda: 1, run=run) for run in runs))
+    failed = asyncio.gather(*(here.run(lambda: 1 / 0, run=run) for run in ("run-x", "bad-failed")))
+    gone = asyncio.ensure_future(here.run(asyncio.Event().wait, run="bad-gone"))
+    await until(lambda: any(lease for lease in here.leases.lost))
+    async with asyncio.timeout(20):
+        assert [run for run, outcome in zip(runs, await done, strict=True) if outcome.outcome != "completed"] == ["bad-done"]
+        assert [outcome.failure.message for outcome in await failed] == ["step 'work' failed: ZeroDivisionError: division by zero"] * 2
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        await here.receipts.drain()
+
+
+async def test_draining_ends_where_nobody_answers(new_executor: Any) -> None:
+    here = new_executor()
+    running = asyncio.ensure_future(here.run(asyncio.Event().wait))
+    await until(lambda: here.leases.lost)
+    here.asks.go.clear()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert not await here.receipts.drain(within=0.01)
+    here.asks.go.set()
+    assert await here.receipts.drain(within=20)
 
 
 async def test_a_cut_off_step_that_must_not_be_repeated_is_stored_as_unknown(new_executor: Any, store: MemoryReceipts) -> None:
