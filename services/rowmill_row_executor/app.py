@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import structlog
+
 from rowmill.runtime.author_threads import AuthorThreads
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
@@ -24,6 +26,11 @@ from rowmill_row_executor.settling import BusSettler
 from rowmill_row_executor.sheets import SheetPages
 from rowmill_row_executor.step_receipts import BusStepReceipts
 from rowmill_row_executor.step_runner import StepRunner
+
+log = structlog.get_logger()
+
+_LAST_OUTCOMES = 2.0
+"""Seconds for which a process that stops waits for the receipt-store to hear what it cuts off. Leases of steps end with its presence, if later."""
 
 
 class App:
@@ -48,6 +55,7 @@ class App:
         )
         self._watch = LoopWatch(self._clock, limit=self._settings.hold_warning)
         self._runner: RowRunner | None = None
+        self._bus.before_close(self._drop_work)
 
     async def start(self) -> None:
         """Load the author's code, connect, consume. Raises `ProjectError` for code that cannot be loaded."""
@@ -91,12 +99,17 @@ class App:
     async def stop(self) -> None:
         """Let rows and bodies in hand finish, to the drain deadline; the rest is delivered to others."""
         await self._bus.stop()
-        if self._runner is not None:
-            await self._runner.stop()
         await self._desk.stop()
         await self._watch.stop()
         await self._leases.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _drop_work(self) -> None:
+        """Drop what is still in hand, and hand in what that leaves of its steps."""
+        if self._runner is not None:
+            await self._runner.stop()
+        if self._bus.connected and not await self._steps.drain(within=_LAST_OUTCOMES):
+            log.warning("steps_not_handed_in", detail="no receipt-store answered; their leases end with this process's presence")
 
     @property
     def ready(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Self
 
 import structlog
@@ -27,7 +27,7 @@ from rowmill.runtime.session import Session, Subscription
 from rowmill.runtime.sessions import Sessions
 from rowmill.runtime.settings import ServiceSettings
 from rowmill.runtime.suspects import Suspects
-from rowmill.runtime.transport import TRANSPORT_ERRORS, redacted
+from rowmill.runtime.transport import CLOSE_SECONDS, TRANSPORT_ERRORS, redacted
 from rowmill_contracts.asks import RequestDied
 from rowmill_contracts.envelope import Message, UndecodableMessage, decode, encode
 from rowmill_contracts.topology import EXCHANGE, WORK_QUEUES
@@ -54,6 +54,7 @@ class Bus:
         self._sessions = Sessions(settings, self._clock, service=service, prepare=self._hear_replies, began=self._session_began)
         self._asks = Asks()
         self._reconnected: list[Callable[[], None]] = []
+        self._last_words: list[Callable[[], Awaitable[None]]] = []
         self._handling: set[asyncio.Task[Any]] = set()
         self._asking_again: set[asyncio.Task[None]] = set()
         self._handling_of = Handling(self, self._clock)
@@ -98,7 +99,15 @@ class Bus:
             await self._suspects.stop(0.0)
         for task in self._handling | self._asking_again:
             task.cancel()
+        if self._last_words and self._handling:
+            await asyncio.wait(set(self._handling), timeout=CLOSE_SECONDS)
+        for say in self._last_words:
+            await say()
         await self._sessions.close()
+
+    def before_close(self, say: Callable[[], Awaitable[None]]) -> None:
+        """When the bus stops: do this once nothing is handled any more, before the connection goes, if there is one. It has to end by itself."""
+        self._last_words.append(say)
 
     @property
     def connected(self) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
+from tests.fakes.receipts import MemoryReceipts
 
 from rowmill import registry
 from rowmill.plays import Play
@@ -40,6 +42,8 @@ from rowmill_contracts.topology import (
     ADMISSION_PARKED,
     EXECUTOR_ADVANCE,
     EXECUTOR_ROWS,
+    RECEIPTS_CLAIMS,
+    RECEIPTS_SETTLE,
     SHEETS_ASKS,
     SHEETS_SETTLE,
     gateway_calls,
@@ -138,6 +142,18 @@ class Neighbours:
 
     def ending(self, run_id: str) -> ReleaseRun | None:
         return self.admission.runs[run_id].ending
+
+    async def keep_receipts(self) -> MemoryReceipts:
+        """Be the receipt-store, too."""
+        store = MemoryReceipts(time.time)
+
+        async def answer(delivery: Delivery) -> None:
+            await self.bus.reply(delivery, store.answer(delivery.message))
+            self.changed.set()
+
+        for queue in (RECEIPTS_CLAIMS, RECEIPTS_SETTLE):
+            await self.bus.consume(queue, answer)
+        return store
 
     # ---- what neighbours do -----------------------------------------------------------------------------------------------------------
 

@@ -145,6 +145,25 @@ async def test_rows_of_an_executor_that_dies_are_run_by_another(neighbours: Any,
     await neighbours.until(lambda: len(neighbours.rows(run_id, "people")) == 400)
 
 
+async def test_what_a_stop_cuts_off_is_handed_in(neighbours: Any, new_executor: Any) -> None:
+    @play("paying")
+    async def paying(ctx: Context) -> None:
+        await ctx.dataset("people", []).with_column("paid", pay).run()
+
+    async def pay(row: Any, ctx: Any) -> Any:
+        return await ctx.step("pay", asyncio.Event().wait, effect="non_idempotent")
+
+    store = await neighbours.keep_receipts()
+    run_id = new_id("run-")
+    neighbours.know(run_id, paying)
+    leaving = await new_executor(drain_timeout=0.1)
+    await opened(neighbours, run_id, "people")
+    await neighbours.send_rows(run_id, "people", [{"domain": "a"}])
+    await neighbours.until(lambda: [receipt.state for receipt in store.receipts.values()] == ["running"])
+    await leaving.stop()
+    assert [receipt.state for receipt in store.receipts.values()] == ["outcome_unknown"]
+
+
 async def test_a_message_that_is_delivered_twice_at_once_is_worked_once(neighbours: Any, executor: Any) -> None:
     run_id = new_id("run-")
     neighbours.know(run_id, emails())
