@@ -444,7 +444,8 @@ WHERE w.dataset_seq = due.dataset_seq AND w.row_index = due.row_index RETURNING 
 
 -- name: release_stuck
 -- Rows that somebody began to publish $2 seconds ago and did not finish; those that fail again and again after those that were not tried for longest.
-UPDATE waits w SET released_at = clock_timestamp()
+-- They are called back no more: new rows of their run are not to wait for what perhaps cannot be published.
+UPDATE waits w SET released_at = clock_timestamp(), called_back = false
 FROM (
     SELECT dataset_seq, row_index FROM waits
     WHERE state = 'releasing' AND released_at < clock_timestamp() - make_interval(secs => $2) AND dataset_seq <> ALL($3::bigint[])

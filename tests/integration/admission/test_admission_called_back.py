@@ -104,6 +104,28 @@ async def test_rows_whose_provider_is_away_again_hold_up_no_new_ones(neighbours:
     await neighbours.until(lambda: neighbours.ended(run_id))
 
 
+async def test_a_page_that_cannot_be_published_holds_up_new_rows_for_a_while_only(neighbours: Neighbours) -> None:
+    run_id = new_run_id()
+    neighbours.work = lambda _tasks: []
+    await neighbours.start(run_id, rows=rows(8))
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 6)
+    first, second, _ = sorted(of(neighbours, run_id), key=lambda tasks: tasks.rows[0].index)
+    await park(neighbours, second)
+    neighbours.nonsense_pages.add((run_id, second.rows[0].page))
+    await serves(neighbours, first.org, at_once=2)
+    await marked(neighbours)
+    assert len(neighbours.sent(run_id)) == 6
+    await complete(neighbours, first)
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 8)
+    assert [row.index for row in neighbours.sent(run_id)[6:]] == [6, 7]
+    neighbours.nonsense_pages.clear()
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 10)
+    assert sorted(row.index for row in neighbours.sent(run_id)[8:]) == [2, 3]
+    for tasks in of(neighbours, run_id):
+        await complete(neighbours, tasks)
+    await neighbours.until(lambda: neighbours.ended(run_id))
+
+
 async def test_rows_that_are_due_go_before_new_ones_of_other_runs_where_there_is_no_room(neighbours: Neighbours) -> None:
     waits, big, bigger = new_run_id(), new_run_id(), new_run_id()
     neighbours.work = lambda _tasks: []
