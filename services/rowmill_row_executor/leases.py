@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from rowmill.errors import UnavailableError
+from rowmill.errors import RowmillError, UnavailableError
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.presences import KeepPresence, PresenceKept
@@ -125,7 +125,12 @@ class LeaseThread:
         """Do something until the thread stops."""
         task = asyncio.get_running_loop().create_task(work)
         self._spawned.add(task)
-        task.add_done_callback(self._spawned.discard)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._spawned.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("lease_work_failed", error=repr(error), exc_info=error)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -164,9 +169,14 @@ class LeaseThread:
                 return
             try:
                 answer = await self._owners.renew(lease.run_id, lease.term, lease.lease_id)
-            except UnavailableError as error:
-                log.warning("lease_not_renewed", run_id=lease.run_id, error=str(error))
+            except Exception as error:  # whatever it is, the body goes on, and so does this
+                log.warning("lease_not_renewed", run_id=lease.run_id, error=str(error), exc_info=unforeseen(error))
                 continue
             if not answer.held or answer.stopped:
                 on_lost()
                 return
+
+
+def unforeseen(error: Exception) -> Exception | None:
+    """The error, to be logged whole, if it is none that a neighbour's silence or refusal makes."""
+    return None if isinstance(error, RowmillError) else error

@@ -15,7 +15,7 @@ from rowmill.errors import RowmillError
 from rowmill.runtime.clock import Clock, backoff, new_id
 from rowmill_contracts.presences import KeepPresence
 from rowmill_contracts.receipts import MAX_ITEMS, LeaseRef, Renew
-from rowmill_row_executor.leases import LeaseThread
+from rowmill_row_executor.leases import LeaseThread, unforeseen
 
 log = structlog.get_logger()
 
@@ -78,9 +78,9 @@ class Presence:
         while True:
             try:
                 return (await owners.keep_presence(KeepPresence(presence=name))).seconds
-            except RowmillError as error:
+            except Exception as error:
                 failures += 1
-                log.warning("presence_not_begun", failures=failures, error=str(error))
+                log.warning("presence_not_begun", failures=failures, error=str(error), exc_info=unforeseen(error))
                 await self._clock.sleep(backoff(failures, first=0.1, limit=_AGAIN))
 
     async def _keep(self, name: str, *, leave: bool = False) -> float | None:
@@ -90,19 +90,23 @@ class Presence:
         return answer.seconds if answer.held else None
 
     async def _stay(self, lasting: float) -> None:
+        """Nothing may end this, nor the next: what the process runs would be run by others, too, and nobody would know why."""
         while True:
             await self._clock.sleep(lasting / 3)
             name = self._name
             try:
                 if await self._keep(name) is None:
                     await self._present(instead_of=name)
-            except RowmillError as error:
-                log.warning("presence_not_kept", error=str(error))
+            except Exception as error:
+                log.warning("presence_not_kept", error=str(error), exc_info=unforeseen(error))
 
     async def _renew_in_turn(self) -> None:
         while True:
             await self._clock.sleep(self._renewal)
-            await self._renew()
+            try:
+                await self._renew()
+            except Exception as error:
+                log.warning("steps_not_renewed", leases=len(self._held), error=str(error), exc_info=unforeseen(error))
 
     async def _renew(self) -> None:
         """Renew what is held, bound to the presence as it is named now. What moved is told to who runs it."""
@@ -112,15 +116,22 @@ class Presence:
             page = held[start : start + MAX_ITEMS]
             try:
                 kept = (await owners.renew_receipts(Renew(leases=[lease for lease, _ in page], presence=self._name))).held
-            except RowmillError as error:
-                log.warning("steps_not_renewed", leases=len(page), error=str(error))
+            except Exception as error:
+                log.warning("steps_not_renewed", leases=len(page), error=str(error), exc_info=unforeseen(error))
                 continue
             for (lease, on_lost), is_kept in zip(page, kept, strict=False):
                 if not is_kept and lease.lease_id in self._held:
-                    on_lost()  # which means nothing where its outcome is being stored, or was stored just now
+                    _tell(on_lost)  # which means nothing where its outcome is being stored, or was stored just now
 
     async def _leave(self) -> None:
         if self._name:
             with suppress(RowmillError, TimeoutError):
                 async with asyncio.timeout(_LEAVING):
                     await self._keep(self._name, leave=True)
+
+
+def _tell(on_lost: Callable[[], object]) -> None:
+    try:
+        on_lost()
+    except RuntimeError as error:  # the loop that it runs on is closed
+        log.warning("lost_step_not_told", error=str(error))

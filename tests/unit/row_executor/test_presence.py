@@ -23,23 +23,29 @@ RUN = "run-1"
 
 
 class Owners:
-    """`LeaseOwners`: a store in memory. ``deaf``: answers nothing."""
+    """`LeaseOwners`: a store in memory. ``deaf``: answers nothing; ``odd``: the next so many answers are errors that nobody foresaw."""
 
     def __init__(self, store: MemoryReceipts) -> None:
         self.store = store
         self.kept: list[KeepPresence] = []
         self.renewed: list[Renew] = []
         self.deaf = False
+        self.odd = 0
 
-    async def keep_presence(self, request: KeepPresence) -> Any:
+    def check(self) -> None:
+        if self.odd:
+            self.odd -= 1
+            raise KeyError("odd")
         if self.deaf:
             raise AskTimeout("no answer")
+
+    async def keep_presence(self, request: KeepPresence) -> Any:
+        self.check()
         self.kept.append(request)
         return self.store.answer(request)
 
     async def renew_receipts(self, request: Renew) -> Any:
-        if self.deaf:
-            raise AskTimeout("no answer")
+        self.check()
         self.renewed.append(request)
         return self.store.answer(request)
 
@@ -112,6 +118,17 @@ async def test_an_owner_that_does_not_answer_ends_nothing(kept: Any) -> None:
         owners.deaf = False
         renewed = len(owners.renewed)
         await until(lambda: len(owners.renewed) > renewed)
+
+
+async def test_an_error_that_nobody_foresaw_ends_nothing(kept: Any) -> None:
+    owners, presence, _ = kept
+    owners.odd = 2
+    lease = claimed(owners.store, "k", await presence.present())
+    with presence.keeping(lease, lambda: pytest.fail("it is ours")):
+        owners.odd = 10
+        await until(lambda: not owners.odd)
+        kept_before, renewed_before = len(owners.kept), len(owners.renewed)
+        await until(lambda: len(owners.kept) > kept_before + 1 and len(owners.renewed) > renewed_before + 1)
 
 
 async def test_a_process_that_stops_leaves(kept: Any) -> None:
