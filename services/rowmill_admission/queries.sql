@@ -244,6 +244,9 @@ SELECT * FROM datasets WHERE run_id = $1 AND dataset = $2
 -- name: lock_datasets
 SELECT * FROM datasets WHERE dataset_seq = ANY($1::bigint[]) ORDER BY dataset_seq FOR UPDATE
 
+-- name: open_among
+SELECT dataset_seq FROM datasets WHERE dataset_seq = ANY($1::bigint[]) AND state = 'open'
+
 -- name: datasets_of_runs
 SELECT d.*, i.seal_rows FROM datasets d LEFT JOIN inputs i ON i.input_id = d.input_id AND i.state = 'sealed'
 WHERE d.run_id = ANY($1::text[]) ORDER BY d.dataset_seq
@@ -475,6 +478,16 @@ SELECT EXISTS (SELECT FROM retries WHERE run_id = $1 AND identity = $2 AND ($3::
 
 -- name: note_retry
 INSERT INTO retries (run_id, identity) VALUES ($1, $2) ON CONFLICT (run_id, identity) DO UPDATE SET asked_at = now()
+
+-- name: forget_retries
+-- Requests of more than $1 seconds ago, of runs that are over and that no retry could take up any more, so that a late copy of one makes none.
+DELETE FROM retries WHERE (run_id, identity) IN (
+    SELECT t.run_id, t.identity FROM retries t
+    WHERE t.asked_at < now() - make_interval(secs => $1::float8)
+        AND NOT EXISTS (SELECT FROM runs r WHERE r.run_id = t.run_id AND (r.retrying OR r.state IN ('queued', 'running', 'waiting')))
+        AND NOT EXISTS (SELECT FROM datasets d WHERE d.run_id = t.run_id
+            AND (d.state = 'open' OR d.closed_at >= now() - make_interval(secs => $1::float8)))
+    ORDER BY t.asked_at LIMIT 1000)
 
 -- name: begin_retry
 UPDATE runs SET attempt = attempt + 1, retrying = true, halted_at = NULL,

@@ -49,7 +49,7 @@ class Releasing:
         self._loop: asyncio.Task[None] | None = None
         self._publishing: dict[int, asyncio.Task[None]] = {}
         self._failed: set[tuple[int, int]] = set()
-        """(dataset, page) of which publishing failed the last time, or took too long."""
+        """(dataset, page) of which publishing failed the last time, or took too long; of open datasets."""
 
     def start(self) -> None:
         self._loop = asyncio.create_task(self._release_for_ever(), name="waits")
@@ -109,6 +109,10 @@ class Releasing:
     async def release_stuck(self) -> None:
         """Publish rows whose publisher died, or gave up, between marking and publishing them."""
         settings = self._settings
+        if self._failed:
+            known = {dataset_seq for dataset_seq, _ in self._failed}
+            over = known - await feeding.open_among(self._database, known)
+            self._failed -= {page for page in self._failed if page[0] in over}
         self._begin(await wait_store.release_stuck(self._database, settings.release_rows, settings.releasing_limit, but_for=self._publishing.keys()))
 
     def _begin(self, found: Sequence[Wait]) -> None:

@@ -251,6 +251,11 @@ async def pages_to_send_again(database: Database, dataset_seq: int, open_pages: 
     return [row["page"] for row in await database.fetch(SQL["pages_to_send_again"], dataset_seq, list(open_pages), after)]
 
 
+async def open_among(database: Database, dataset_seqs: Collection[int]) -> set[int]:
+    """Those of these datasets that are open."""
+    return {row["dataset_seq"] for row in await database.fetch(SQL["open_among"], sorted(dataset_seqs))}
+
+
 async def forget_closed(database: Database, age: float, retry_age: float) -> None:
     """Drop the pages of datasets that closed ``age`` seconds ago; ``retry_age`` of those with rows that could be retried."""
     await database.execute(SQL["forget_closed"], age, retry_age)

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from rowmill.runtime.db import Connection
+from rowmill.runtime.db import Connection, Database
 from rowmill_admission.datasets import Dataset
 from rowmill_admission.store import SQL
 from rowmill_admission.store.runs import json_of
@@ -25,6 +25,11 @@ async def is_known(connection: Connection, run_id: str, identity: str, window: f
 
 async def note(connection: Connection, run_id: str, identity: str) -> None:
     await connection.execute(SQL["note_retry"], run_id, identity)
+
+
+async def forget(database: Database, retention: float) -> None:
+    """Drop requests of runs that could be retried no more, ``retention`` seconds after they ended."""
+    await database.execute(SQL["forget_retries"], retention)
 
 
 async def begin(connection: Connection, run_id: str, datasets: Sequence[Dataset]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, rows
+from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, rows, settled
 from tests.integration.admission.test_admission_waiting import parking_first
 
+from rowmill_admission.app import App
 from rowmill_admission.settings import AdmissionSettings
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("admission")]
@@ -40,3 +41,21 @@ async def test_a_page_that_cannot_be_published_again_keeps_no_other_from_it(neig
     neighbours.nonsense_pages.clear()
     await neighbours.until(lambda: neighbours.ended(run_id))
     assert neighbours.states(run_id)[-1] == "completed"
+
+
+async def test_what_could_not_be_published_is_forgotten_with_its_dataset(neighbours: Neighbours, admission: App) -> None:
+    """The page's rows ended otherwise: by an older copy of their message."""
+    assert admission._parts is not None
+    failed = admission._parts.releasing._failed
+    run_id = new_run_id()
+    neighbours.work = parking_first(neighbours, 500)
+    await neighbours.start(run_id, rows=rows(2))
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 2)
+    neighbours.nonsense_pages.add((run_id, 0))
+    await neighbours.until(lambda: failed)
+    [tasks] = [tasks for tasks in neighbours.tasks if tasks.run_id == run_id]
+    await admission._parts.repair.look()
+    assert len(failed) == 1
+    await neighbours.settle(tasks, [settled(row, "completed") for row in tasks.rows])
+    await neighbours.until(lambda: neighbours.ended(run_id))
+    await neighbours.until(lambda: not failed)

@@ -276,6 +276,31 @@ async def test_a_run_that_can_be_retried_keeps_its_receipts(neighbours: Neighbou
     await database.execute("UPDATE runs SET created_at = now(), retrying = false WHERE run_id = ANY($1)", [well, run_id])
 
 
+async def test_requests_for_retries_are_kept_for_as_long_as_their_runs_can_be_retried(neighbours: Neighbours, admission: App) -> None:
+    assert admission._parts is not None
+    repair, database = admission._parts.repair, admission._parts.database
+
+    async def kept(run_id: str) -> int:
+        await repair.look()
+        return len(await database.fetch("SELECT FROM retries WHERE run_id = $1", run_id))
+
+    run_id = new_run_id()
+    neighbours.work = failing(FAILED, FAILED)
+    await neighbours.start(run_id, rows=rows(500))
+    await ended(neighbours, run_id)
+    await retry(neighbours.bus, run_id)
+    await ended(neighbours, run_id, times=2)
+    await database.execute("UPDATE retries SET asked_at = now() - interval '1 year' WHERE run_id = $1", run_id)
+    assert await kept(run_id) == 1, "its failed rows can be retried"
+    await retry(neighbours.bus, run_id)
+    assert sent(neighbours, run_id) == dict.fromkeys([(index, 2) for index in FAILED], 1), "a late copy makes no other retry"
+    await database.execute("UPDATE runs SET state = 'waiting' WHERE run_id = $1", run_id)
+    await database.execute("UPDATE datasets SET closed_at = now() - interval '1 year' WHERE run_id = $1", run_id)
+    assert await kept(run_id) == 1, "it goes on"
+    await database.execute("UPDATE runs SET state = 'completed' WHERE run_id = $1", run_id)
+    assert await kept(run_id) == 0
+
+
 def closed(neighbours: Neighbours, run_id: str, dataset: str) -> int:
     """How often it was."""
     told = [event for event in neighbours.events if isinstance(event, DatasetEvent) and event.run_id == run_id]
