@@ -490,7 +490,8 @@ DELETE FROM retries WHERE (run_id, identity) IN (
     ORDER BY t.asked_at LIMIT 1000)
 
 -- name: begin_retry
-UPDATE runs SET attempt = attempt + 1, retrying = true, halted_at = NULL,
+-- The newest number of all: what a retry makes of a row stands over what runs made of it that began since.
+UPDATE runs SET attempt = attempt + 1, number = DEFAULT, retrying = true, halted_at = NULL,
        halted_seconds = halted_seconds + coalesce(extract(epoch FROM clock_timestamp() - coalesce(halted_at, finished_at))::float8, 0)
 WHERE run_id = $1
 

@@ -159,6 +159,27 @@ async def test_failed_rows_are_worked_again_by_the_code_there_is_now_and_nothing
         await stage.quiet()
 
 
+async def test_what_a_retry_gives_stands_also_where_a_newer_run_met_the_same_failure(stage: Stage, project: Path) -> None:
+    given = [{"name": f"old-{number}"} for number in range(3)]
+    (project / "refused").write_text("old-1")
+    async with stage.connected() as client:
+        with registry.isolated():
+            play = stage.play("shopping")
+            older, newer = [await ended_job(await client.start(play, items=given)) for _ in range(2)]
+        sys.modules.pop("plays", None)
+        assert [[row.mark for row in await rows_of(client, job)][1] for job in (older, newer)] == ["failed", "failed"]
+        (project / "refused").write_text("")
+        await client.bus.publish(RunRetry(run_id=older.run_id, retry_id="older"), RUNS_RETRY)
+        await completed(older, 3)
+        row = (await rows_of(client, older))[1]
+        assert (row.mark, msgspec.json.decode(row.data)["ordered"]["v"]["raw"], row.error) == ("completed", "OLD-1", None)
+
+
+async def ended_job(job: Job) -> Job:
+    await ended(job)
+    return job
+
+
 async def completed(job: Job, rows: int) -> None:
     """Return once the run has ended with so many completed rows."""
     async with asyncio.timeout(BOUND):
