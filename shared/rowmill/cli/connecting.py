@@ -9,20 +9,25 @@ from pathlib import Path
 from typing import TypeVar
 
 from rowmill.dev.servers import Servers
+from rowmill.dev.working_set import missing_services
 from rowmill.errors import UnavailableError
 from rowmill.project import Project
 
 ResultT = TypeVar("ResultT")
 
 
-def broker_url() -> str:
-    """The broker that this project's commands talk to.
+LAG_SECONDS = 5.0
+"""How long a service that a command needs may take to consume again, as after a restart, before it is said to be missing."""
+
+
+def broker_url(project: Project | None = None) -> str:
+    """The broker that this project's commands talk to; the project is that of the current folder unless it is given.
 
     Raises:
         UnavailableError: none is configured and the project's own does not run; says how to start one.
 
     """
-    project = Project.find(Path.cwd())
+    project = project or Project.find(Path.cwd())
     if project.settings.broker is not None:
         return project.settings.broker
     found = Servers(project.folder).running_broker_url()
@@ -61,11 +66,20 @@ def servers() -> Found:
     return Found(broker.url, database.url, getattr(broker, "control", None))
 
 
-def asked(question: Callable[[str], Awaitable[ResultT]]) -> ResultT:
-    """Ask the services a question, given the broker's URL."""
+def asked(question: Callable[[str], Awaitable[ResultT]], *, of: str | None = None) -> ResultT:
+    """Ask a question, given the broker's URL.
+
+    ``of``: the service that is to answer; nothing is asked unless it runs, so that no question is left behind that nobody waits for.
+
+    Raises:
+        UnavailableError: no broker, or no such service, runs; says how to start it.
+
+    """
     url = broker_url()
 
     async def ask() -> ResultT:
+        if of is not None and await missing_services(url, of=(of,), patience=LAG_SECONDS):
+            raise UnavailableError(f"the {of} service does not run on this broker; `rowmill up` starts all services and keeps them")
         return await question(url)
 
     return asyncio.run(ask())

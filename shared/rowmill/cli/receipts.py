@@ -137,7 +137,7 @@ def _asked(question: Any) -> Any:
         async with Client(url, row_events=False) as client:
             return await question(client.bus)
 
-    return asked(ask)
+    return asked(ask, of="receipt-store")
 
 
 def _name(receipt: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from rowmill.cli.connecting import LAG_SECONDS, broker_url
 from rowmill.cli.progress import Progress, shown
 from rowmill.client.client import Client, divided_input
 from rowmill.client.jobs import Job
@@ -57,12 +58,11 @@ def carry_out(request: RunRequest) -> RunStatus:
     divided_input(request.play, request.given)  # what is wrong with a file is said before anything is started
     settings = request.project.settings
     if request.detach:
-        if settings.broker is None:
-            raise UnavailableError("--detach needs services that stay: set ROWMILL_BROKER_URL, or start them with `rowmill up`")
-        missing = asyncio.run(missing_services(settings.broker))
+        url = broker_url(request.project)
+        missing = asyncio.run(missing_services(url, patience=LAG_SECONDS))
         if missing:
-            raise UnavailableError(f"--detach needs running services; missing: {', '.join(missing)} (`rowmill up` starts them)")
-        return asyncio.run(_detached(settings.broker, request))
+            raise UnavailableError(f"--detach needs services that stay; missing: {', '.join(missing)} (`rowmill up` starts services and keeps them)")
+        return asyncio.run(_detached(url, request))
     with working_set(request.project.folder, broker_url=settings.broker, database_url=settings.database, report=_say) as found:
         return asyncio.run(_followed(found.broker_url, request))
 

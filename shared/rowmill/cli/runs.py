@@ -37,7 +37,7 @@ def list_runs(
         async with Client(url, row_events=False) as client:
             return await client.runs(play=play, limit=limit)
 
-    runs = asked(question)
+    runs = asked(question, of="admission")
     if as_json:
         print(msgspec.json.encode([_document(run) for run in runs]).decode())
         return
@@ -63,7 +63,7 @@ def get(run_id: str, as_json: JsonOption = False) -> None:
         async with Client(url, row_events=False) as client:
             return await (await client.job(run_id)).status()
 
-    run = asked(question)
+    run = asked(question, of="admission")
     if run is None:
         raise UsageError(f"there is no run {run_id!r}; `rowmill runs list` shows those there are")
     document = _document(run)
@@ -132,7 +132,7 @@ def retry(run_id: str, as_json: JsonOption = False) -> None:
             before = await job.status()
             return before, await job.retry() if before is not None else None
 
-    before, run = asked(question)
+    before, run = asked(question, of="admission")
     if before is None or run is None:
         raise UsageError(f"there is no run {run_id!r}; `rowmill runs list` shows those there are")
     if before.state not in _OVER:
@@ -159,7 +159,7 @@ def _acted(run_id: str, act: Callable[[Job], Awaitable[Any]], *, stands_before: 
             found = await act(job)
             return before if stands_before else found
 
-    run = asked(question)
+    run = asked(question, of="admission")
     if run is None:
         raise UsageError(f"there is no run {run_id!r}; `rowmill runs list` shows those there are")
     return run

@@ -41,14 +41,28 @@ def up(
     services.start()
     _say(f"services are starting; logs are in {project.folder / FOLDER_NAME / 'logs'}; Ctrl-C stops them (the servers stay: `rowmill dev down`)")
     signal.signal(signal.SIGTERM, _interrupt)
+    ready = False
     try:
         while True:
             time.sleep(1.0)
             services.raise_if_broken()
+            if not ready and _all_consume(nodes.broker.url):
+                ready = True
+                _say("ready: all services consume; in another terminal, `rowmill run PLAY --csv FILE --out FILE` (`rowmill plays list` names plays)")
     except KeyboardInterrupt:
         _say("stopping the services")
     finally:
         services.stop()
+
+
+def _all_consume(broker_url: str) -> bool:
+    from rowmill.dev.working_set import missing_services  # noqa: PLC0415
+    from rowmill.errors import UnavailableError  # noqa: PLC0415
+
+    try:
+        return not asyncio.run(missing_services(broker_url))
+    except UnavailableError:  # the broker is away: the services wait for it, too
+        return False
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

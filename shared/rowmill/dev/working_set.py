@@ -10,7 +10,7 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,12 @@ SIGNS = {
 """A queue per service: who consumes it runs."""
 
 START_SECONDS = 60.0
+
+STARTING_SECONDS = 30.0
+"""How long services that somebody else starts may lag behind the first of them."""
+
+ANSWER_SECONDS = 10.0
+"""How long a broker may take to answer who consumes."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,9 @@ def working_set(project: Path, *, broker_url: str | None, database_url: str | No
 @contextmanager
 def _services(project: Path, nodes: ServerSet, report: Report, last_one: Callable[[], None]) -> Iterator[bool]:
     missing = asyncio.run(missing_services(nodes.broker.url))
+    if missing and len(missing) < len(SERVICES):
+        report(f"waiting for services that may still be starting: {', '.join(missing)}")
+        missing = asyncio.run(missing_services(nodes.broker.url, patience=STARTING_SECONDS))
     if not missing:
         yield False
         return
@@ -94,15 +103,29 @@ def _services(project: Path, nodes: ServerSet, report: Report, last_one: Callabl
         services.stop()
 
 
-async def missing_services(broker_url: str) -> list[str]:
-    """Services that nobody runs on that broker."""
-    async with Bus(ServiceSettings(broker_url=broker_url), service="look") as bus:
-        return await _missing(bus)
+async def missing_services(broker_url: str, *, of: Collection[str] = SERVICES, patience: float = 0.0) -> list[str]:
+    """Those of the services that nobody runs on that broker, after ``patience`` seconds in which they may start.
+
+    Raises:
+        UnavailableError: the broker does not answer.
+
+    """
+    bus = Bus(ServiceSettings(broker_url=broker_url), service="look")
+    await bus.start(wait=ANSWER_SECONDS)
+    try:
+        deadline = time.monotonic() + patience
+        while True:
+            missing = await _missing(bus, of)
+            if not missing or time.monotonic() >= deadline:
+                return missing
+            await asyncio.sleep(0.1)
+    finally:
+        await bus.stop()
 
 
-async def _missing(bus: Bus) -> list[str]:
-    depths = await bus.depths(list(SIGNS.values()))
-    return [name for name, queue in SIGNS.items() if depths[queue][1] == 0]
+async def _missing(bus: Bus, of: Collection[str] = SERVICES) -> list[str]:
+    depths = await bus.depths([SIGNS[name] for name in of])
+    return [name for name in of if depths[SIGNS[name]][1] == 0]
 
 
 async def _started(broker_url: str, services: ServiceSet) -> None:
