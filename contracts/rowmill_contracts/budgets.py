@@ -46,3 +46,16 @@ SPENT: Final = tuple(f"budget: {kind}," for kind in ("money", "calls", "retries"
 def is_spent_budget(reason: str) -> bool:
     """Whether a run that was halted for this reason may still send what is claimed for it: the budget paid for that before it was spent."""
     return reason.startswith(SPENT)
+
+
+MOST_MONEY: Final = Decimal(10) ** 15
+MONEY_DIGITS: Final = 18
+"""Digits of an amount after its point."""
+
+
+def is_amount(value: Decimal) -> bool:
+    """Whether this is money that can be kept: from 0 to below 10^15, with at most 18 digits after the point. What databases can hold is far more, but
+    has its bounds too, and nobody means it.
+    """
+    exponent = value.as_tuple().exponent
+    return isinstance(exponent, int) and 0 <= value < MOST_MONEY and -MONEY_DIGITS <= exponent <= MONEY_DIGITS

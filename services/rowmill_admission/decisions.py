@@ -14,7 +14,7 @@ from rowmill.runtime.deliveries import Rejected
 from rowmill_admission.owed import Owed
 from rowmill_admission.runs import Run
 from rowmill_admission.store import runs as run_store
-from rowmill_contracts.budgets import Budget, Limits, budget_of, limits_of
+from rowmill_contracts.budgets import Budget, Limits, budget_of, is_amount, limits_of
 from rowmill_contracts.receipts import HaltRun
 from rowmill_contracts.topology import RECEIPTS_SETTLE
 
@@ -35,7 +35,7 @@ def raised(before: Budget, given: Budget) -> Budget:
 def checked(budget: Budget) -> Limits:
     """The limits of a budget. Raises `Rejected` where its money is no amount."""
     limits = limits_of(budget)
-    if limits.money is not None and (not limits.money.is_finite() or limits.money < 0):
+    if limits.money is not None and not is_amount(limits.money):
         raise Rejected(f"budget {limits.money} is not an amount")
     return limits
 

@@ -18,7 +18,7 @@ from rowmill_admission.staging import Staging
 from rowmill_contracts.asks import RequestDied
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.envelope import EMPTY_OBJECT, Message
-from rowmill_contracts.receipts import ClaimReceipts
+from rowmill_contracts.receipts import ClaimReceipts, Complete, Fail
 from rowmill_contracts.retries import ReopenRows, RunRetry
 from rowmill_contracts.rows import (
     LookupRows,
@@ -87,7 +87,7 @@ class Burials:
             case TakeRun(run_id=run_id, read_only=False) | RecordCalls(run_id=run_id) | ReleaseRun(run_id=run_id):
                 await self._fail_run(run_id, problem)
                 await self._answer(delivery, RequestDied(error=problem))
-            case TakeRun() | GetRun() | ListRuns() | AskOldestRun() | RunRetry() | ReopenRows() | ClaimReceipts():
+            case TakeRun() | GetRun() | ListRuns() | AskOldestRun() | RunRetry() | ReopenRows() | ClaimReceipts() | Complete() | Fail():
                 await self._answer(delivery, RequestDied(error=problem))
             case InputPage(input_id=input_id) | InputSealed(input_id=input_id):
                 await self._staging.fail(input_id, problem)

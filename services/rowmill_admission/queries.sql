@@ -412,8 +412,8 @@ WITH waiting AS MATERIALIZED (
 )
 UPDATE waits w SET called_back = true, due_at = CASE
     WHEN ours.later IS NULL THEN w.due_at
-    WHEN ours.later < 0 THEN clock_timestamp()
-    ELSE clock_timestamp() + make_interval(secs => (ours.later / $5::int + 1) * $5::int / $3::float8) END
+    WHEN ours.later < 0 THEN now()
+    ELSE now() + make_interval(secs => (ours.later / $5::int + 1) * $5::int / $3::float8) END
 FROM ours WHERE w.ctid = ours.at
 
 -- name: release_due

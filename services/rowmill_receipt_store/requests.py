@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rowmill.errors import MalformedMessage
+from rowmill_contracts.budgets import is_amount
 from rowmill_contracts.receipts import (
     ClaimReceipts,
     Complete,
@@ -42,7 +43,7 @@ def key_bytes(key: str) -> bytes:
 def wanted(request: ClaimReceipts) -> list[Wanted]:
     """The claims of a request. Raises `MalformedMessage` for a bad key or a cost that is negative or no number."""
     for claim in request.claims:
-        if not claim.cost.is_finite() or claim.cost < 0:
+        if not is_amount(claim.cost):
             raise MalformedMessage(f"cost {claim.cost} of receipt {claim.key[:12]} is not an amount")
     return [Wanted(key_bytes(claim.key), claim, request) for claim in request.claims]
 
@@ -75,7 +76,7 @@ def shards(request: LeaseShard) -> LeaseShard:
 
 def settlement(request: SettleReceipt) -> SettleReceipt:
     """The request as it is. Raises `MalformedMessage` for a cost that is no amount."""
-    if request.cost is not None and (not request.cost.is_finite() or request.cost < 0):
+    if request.cost is not None and not is_amount(request.cost):
         raise MalformedMessage(f"cost {request.cost} of receipt {request.receipt[:12]} is not an amount")
     return request
 
@@ -100,7 +101,7 @@ def _lease(ref: LeaseRef, shard: int | None = None, term: int | None = None, bat
 
 
 def _completed(completion: Completion) -> Completed:
-    if not completion.cost.is_finite() or completion.cost < 0:
+    if not is_amount(completion.cost):
         raise MalformedMessage(f"cost {completion.cost} of receipt {completion.key[:12]} is not an amount")
     return Completed(
         key=key_bytes(completion.key),

@@ -59,8 +59,8 @@ UNHEARD_RELEASES = 10_000
 """Releases without an answer that are remembered; the oldest are forgotten first."""
 
 PARTED_AFTER, GIVEN_UP_AFTER = 3, 10
-"""Tries of a page of outcomes that ended in an error that nobody foresaw, after which its outcomes are asked for one by one; and of a single one,
-after which it is taken for one that cannot be stored, lest it keep the latch closed for ever."""
+"""Tries of a page of outcomes that ended in a dead letter, or in an error that nobody foresaw, after which its outcomes are asked for one by one; and
+of a single one, after which it is taken for one that cannot be stored, lest it keep the latch closed for ever."""
 _NOT_STORABLE = StoreAnswer(state="rejected")
 
 
@@ -157,6 +157,9 @@ class Receipts:
         try:
             reply = await self._asks.ask(request, RECEIPTS_CLAIMS, ReceiptsClaimed, timeout=self._timeout)
         except AskDied as error:
+            if len(claims) > 1:  # one of them is what no store survives; the others are nobody's fault
+                asked = (self._ask_claims(shard, [claim], confirm=confirm, only_cached=only_cached) for claim in claims)
+                return [answer for [answer] in await asyncio.gather(*asked)]
             return [ClaimAnswer(state="failed", failure=_dead(claim.tool, error)) for claim in claims]
         except RowmillError as error:
             log.warning("claims_unanswered", shard=shard, claims=len(claims), error=str(error))
@@ -234,11 +237,16 @@ class Receipts:
                 self._storing_again()
 
     async def _answered(self, request: Callable[[], Complete | Fail], failed: Callable[[], None], *, tries: int) -> Sequence[StoreAnswer] | None:
-        """What the store answers, however long that takes. None: ``tries`` ended in errors that nobody foresaw. ``failed``: told of each failure."""
+        """What the store answers, however long that takes. None: ``tries`` ended in dead letters or unforeseen errors. ``failed``: told of each
+        failure.
+        """
         failures = unforeseen = 0
         while True:
             try:
                 return (await self._asks.ask(request(), RECEIPTS_SETTLE, Completed, timeout=self._timeout)).answers
+            except AskDied as error:
+                log.warning("outcomes_died", failures=failures + 1, error=str(error))
+                unforeseen += 1
             except RowmillError as error:
                 log.warning("outcomes_not_stored", failures=failures + 1, error=str(error))
             except Exception:

@@ -235,8 +235,8 @@ class Sender:
     # ---- keeping leases ---------------------------------------------------------------------------------------------------------------
 
     async def renew(self) -> None:
-        """Renew the leases of calls in hand that are about a third of their life old (SPEC 3.3). Unanswered claims of a whole life ago are given back, and
-        what could not be given back before.
+        """Renew the leases of calls in hand that are about a third of their life old (SPEC 3.3). Unanswered claims of a whole life ago are given
+        back, and what could not be given back before.
         """
         self._claims.give_up_doubts(LEASE_RENEWALS * self._settings.receipt_renewal)
         now = self._clock.monotonic()

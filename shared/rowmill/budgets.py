@@ -8,7 +8,7 @@ from typing import Any
 
 from rowmill.durations import seconds
 from rowmill.errors import DefinitionError, UsageError
-from rowmill_contracts.budgets import Limits
+from rowmill_contracts.budgets import Limits, is_amount
 from rowmill_contracts.budgets import budget_of as shortest
 
 BudgetLike = Decimal | int | str | Mapping[str, Any] | Limits
@@ -70,6 +70,8 @@ def money(name: str, given: Any) -> Decimal:
         raise UsageError(f"{name} {given!r} is not an amount; write it as 5.00")
     if not amount.is_finite() or amount < 0:
         raise UsageError(f"{name} {given!r} must be zero or more")
+    if not is_amount(amount):
+        raise UsageError(f"{name} {given!r} must be below 10^15, with at most 18 digits after its point")
     return amount
 
 

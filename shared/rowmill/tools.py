@@ -20,6 +20,7 @@ from rowmill.encoding.receipts import Cache
 from rowmill.errors import DefinitionError, InputInvalid, OutputInvalid, ToolError
 from rowmill.tool_results import Execution, Extract, ResultStatus, ToolResult, values_at
 from rowmill.validation import explain
+from rowmill_contracts.budgets import is_amount
 from rowmill_contracts.tools import ToolFailure
 
 if TYPE_CHECKING:
@@ -259,8 +260,10 @@ class Tool:
         return reserved if self.actual_cost is None else self._money(self.actual_cost(result))
 
     def _money(self, amount: Any) -> Decimal:
-        if isinstance(amount, bool) or not isinstance(amount, Decimal | int) or not Decimal(amount).is_finite() or amount < 0:
-            raise DefinitionError(f"tool {self.id!r}: a cost is a Decimal that is not negative, not {amount!r}")
+        if isinstance(amount, bool) or not isinstance(amount, Decimal | int) or not is_amount(Decimal(amount)):
+            raise DefinitionError(
+                f"tool {self.id!r}: a cost is a Decimal from 0 to below 10^15 with at most 18 digits after its point, not {amount!r:.60}"
+            )
         return Decimal(amount)
 
 

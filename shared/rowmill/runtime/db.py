@@ -32,6 +32,8 @@ OUTAGES = (
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,  # shutting down, crashed, starting, or the statement was cancelled from outside
     asyncpg.InsufficientResourcesError,  # too many connections, memory or disk used up
+    asyncpg.ObjectNotInPrerequisiteStateError,  # the database accepts no connections at present
+    asyncpg.ReadOnlySQLTransactionError,  # a standby, or one that is about to be the primary
     *BUSY,
     ConnectionError,
     OSError,

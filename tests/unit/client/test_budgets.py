@@ -10,7 +10,7 @@ import pytest
 
 from rowmill.budgets import budget_of, budget_typed
 from rowmill.errors import UsageError
-from rowmill_contracts.budgets import Limits, limits_of
+from rowmill_contracts.budgets import Limits, is_amount, limits_of
 from rowmill_contracts.runs import RunOptions, RunStart
 
 
@@ -70,3 +70,15 @@ def test_messages_carry_either_form_and_no_kind_that_nobody_would_keep() -> None
     assert limits_of(msgspec.json.decode(b'{"play": "leads", "options": {"budget": 5.5}}', type=RunStart).options.budget).money == Decimal("5.5")
     with pytest.raises(msgspec.ValidationError, match="cals"):
         msgspec.json.decode(b'{"play": "leads", "options": {"budget": {"cals": 3}}}', type=RunStart)
+
+
+@pytest.mark.parametrize("amount", ["0", "0.01", "999999999999999.99", "0.000000000000000001", "1E+3"])
+def test_amounts_of_money_are_kept(amount: str) -> None:
+    assert is_amount(Decimal(amount))
+
+
+@pytest.mark.parametrize("amount", ["-1", "NaN", "Infinity", "1E+15", "1E+140000", "1E-140000", "0E-140000", "0E+140000", "0.0000000000000000001"])
+def test_what_no_book_can_hold_is_no_amount(amount: str) -> None:
+    assert not is_amount(Decimal(amount))
+    with pytest.raises(UsageError, match="budget"):
+        budget_of(Decimal(amount))

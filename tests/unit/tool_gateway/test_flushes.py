@@ -10,6 +10,7 @@ import pytest
 from tests.unit.tool_gateway.conftest import Rig, answering
 from tests.unit.tool_gateway.test_engine import find_tool
 
+from rowmill.errors import AskDied
 from rowmill_contracts.envelope import Message, encode
 from rowmill_contracts.receipts import ClaimReceipts, Complete, Fail, Release
 from rowmill_contracts.tools import CallOutcome
@@ -17,9 +18,18 @@ from rowmill_tool_gateway import receipts
 
 
 class Fragile:
-    """Makes asking for a type of message end in an error that is none of ours: so many times, or whenever ``bad`` says so of the message."""
+    """Makes asking for a type of message end in an error: so many times, or whenever ``bad`` says so of the message."""
 
-    def __init__(self, rig: Rig, kind: type[Message], *, times: int | None = None, bad: Callable[[Message], bool] = lambda _: True) -> None:
+    def __init__(
+        self,
+        rig: Rig,
+        kind: type[Message],
+        *,
+        times: int | None = None,
+        bad: Callable[[Message], bool] = lambda _: True,
+        error: type[Exception] = KeyError,
+    ) -> None:
+        self._error = error
         self._ask = rig.bus.ask
         self._kind = kind
         self._left = times
@@ -31,7 +41,7 @@ class Fragile:
         if isinstance(message, self._kind) and self._bad(message) and self._left != 0:
             self._left = None if self._left is None else self._left - 1
             self.failed += 1
-            raise KeyError("a mistake of ours")
+            raise self._error("a mistake of ours")
         return await self._ask(message, key, answer, **options)
 
 
@@ -62,6 +72,13 @@ async def test_claims_that_end_in_such_an_error_are_answered_and_made_again(rig:
     assert {outcome.outcome for outcome in await asked(rig, 20)} == {"completed"}
 
 
+async def test_a_claim_that_no_store_survives_fails_alone(rig: Rig) -> None:
+    Fragile(rig, ClaimReceipts, bad=lambda message: b'leads/7"' in encode(message), error=AskDied)
+    outcomes = await asked(rig, 20)
+    assert {number: outcome.failure.code for number, outcome in enumerate(outcomes) if outcome.failure is not None} == {7: "dead_lettered"}
+    untroubled(rig)
+
+
 @pytest.mark.parametrize("kind", [Complete, Fail])
 async def test_outcomes_are_stored_once_the_error_is_over(rig: Rig, kind: type[Message]) -> None:
     fragile = Fragile(rig, kind, times=2)
@@ -73,9 +90,12 @@ async def test_outcomes_are_stored_once_the_error_is_over(rig: Rig, kind: type[M
     untroubled(rig)
 
 
-async def test_an_outcome_that_always_ends_in_such_an_error_holds_up_no_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [KeyError, AskDied])
+async def test_an_outcome_that_always_ends_in_such_an_error_holds_up_no_other(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
     monkeypatch.setattr(receipts, "GIVEN_UP_AFTER", 2)
-    Fragile(rig, Complete, bad=lambda message: b"d7.example" in encode(message))
+    Fragile(rig, Complete, bad=lambda message: b"d7.example" in encode(message), error=error)
     rig.port.script = answering(lambda body: {"email": f"a@{body['domain']}"})
     outcomes = await asked(rig, 20)
     assert [number for number, outcome in enumerate(outcomes) if outcome.outcome != "completed"] == [7]
