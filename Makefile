@@ -8,8 +8,8 @@ ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-# Whole systems, and tests that kill, cut and fill what they stand on, one after the other; the others wait for servers most of their time, and do so
-# three at a time.
+# Whole systems, and tests that kill, cut and fill what they stand on, two at a time; the others wait for servers most of their time, and do so three at a
+# time.
 ALONE := tests/e2e tests/integration/faults tests/integration/poison tests/integration/dead_letters
 
 .DEFAULT_GOAL := help
@@ -26,7 +26,7 @@ demo: install ## Run the example from a CSV to enriched rows, on servers of its 
 test: install packages ## Run the tests (ARGS="tests/unit -k name" for some)
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/pytest -m "not long" -n 3 --dist loadfile tests $(ALONE:%=--ignore=%)
-	$(BIN)/pytest -m "not long" $(ALONE)
+	$(BIN)/pytest -m "not long" -n 2 --dist loadfile $(ALONE)
 else
 	$(BIN)/pytest -m "not long" $(ARGS)
 endif
