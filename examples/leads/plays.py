@@ -46,7 +46,7 @@ class Match(HttpTool[FindIn, FindOut]):
 async def score(inputs: list[FindIn], call: ToolCall) -> list[int | ToolError]:
     body = [{"key": key, **item.model_dump()} for key, item in zip(call.keys, inputs, strict=True)]
     answer = await call.http.post("/score", json=body)  # httpx, with the provider's base URL and auth
-    answer.raise_for_status()  # httpx's errors are classed by SPEC 4.4
+    answer.raise_for_status()  # httpx's errors are told apart: a 429 waits, a 503 is tried again, a 404 fails the row
     scores: list[int | ToolError] = answer.json()
     return scores
 

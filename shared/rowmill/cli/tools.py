@@ -63,7 +63,8 @@ def call(
 ) -> None:
     """Make one call through the gateway, under a receipt as a run's call has one, and print its result and what it cost.
 
-    A stored result serves it free of charge, and its result serves later runs.
+    A stored result of a `read` tool serves it free of charge, and its result serves later runs.
+    A call of any other tool is made and paid for each time.
     """
     import asyncio  # noqa: PLC0415 - commands load what they need
 
