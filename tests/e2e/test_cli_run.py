@@ -77,6 +77,24 @@ def test_failed_rows_stay_in_the_output_and_decide_the_exit_status(system: Stage
     assert (counts["reused"], counts["failed"], counts["completed"]) == (57, 1, 2)  # what failed is tried again
 
 
+def test_the_rows_of_a_run_that_was_retried_are_written_by_the_same_command_with_its_name(system: Stage, word: str, tmp_path: Path) -> None:
+    rows = leads(10, word)
+    source, out = write_csv(tmp_path / "mine.csv", rows), tmp_path / "enriched.csv"
+    command = ("run", "plays:leads", "--csv", str(source), "--run-id", f"named-{word}", "--out", str(out))
+    system.provider.control(reply={"path": "/match", "status": 400, "count": 1, "body": '{"error": "no such thing"}'})
+    assert system.rowmill(*command).returncode == 1
+
+    retried = system.rowmill("runs", "retry", f"named-{word}")
+    assert "1 failed row of run" in retried.stdout
+    assert "start `rowmill up` again" in retried.stderr
+    written = system.rowmill(*command)
+
+    assert written.returncode == 0, written.stderr
+    found = read_csv(out)
+    assert [(row["domain"], row["contact"]) for row in found] == [(row["domain"], _text(contact_of(row["domain"]))) for row in rows]
+    assert {row["_status"] for row in found} == {"completed"}
+
+
 def test_a_limit_works_the_first_rows_only(system: Stage, word: str, tmp_path: Path) -> None:
     rows = leads(300, word)
     source, out = write_csv(tmp_path / "mine.csv", rows), tmp_path / "enriched.jsonl"

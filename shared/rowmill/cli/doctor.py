@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rowmill.cli.wording import rows_told
+
 if TYPE_CHECKING:
     from rowmill.doctor.auditing import Audit
     from rowmill.doctor.findings import Finding
@@ -89,10 +91,7 @@ def _lines(health: Health, audited: Audit | None, findings: list[Finding]) -> li
             lines.append(f"queue     {queue.queue}: {queue.ready} ready, {held} unacknowledged, {queue.dead} dead, {queue.suspects} suspect")
     if audited is not None:
         for name, counts in audited.counts.items():
-            lines.append(
-                f"run       {audited.run_id} ({audited.state}), dataset {name}: {counts.admitted} admitted, {counts.completed} completed, "
-                f"{counts.failed} failed, {counts.cancelled} cancelled, {counts.reused} reused, {counts.duplicates} duplicates"
-            )
+            lines.append(f"run       {audited.run_id} ({audited.state}), dataset {name}: {rows_told(counts)}")
         if audited.unknown:
             lines.append(f"receipts  {audited.unknown} calls with an unknown outcome wait for a decision (`rowmill receipts`)")
     if not findings:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from rowmill.cli.wording import numbered, problem_told, rows_told
 from rowmill_contracts.counts import Counts
 from rowmill_contracts.events import DatasetEvent, RunEvent
 from rowmill_contracts.runs import RunSummary
@@ -115,14 +116,11 @@ def shown(summary: RunSummary, seconds: float, out: Path | None, written: int | 
     total = summary.counts
     lines = [
         f"run {summary.run_id} {summary.state} in {seconds:.1f} s",
-        (
-            f"  rows: {total.admitted} admitted, {total.completed} completed, {total.failed} failed, {total.cancelled} cancelled, "
-            f"{total.reused} reused, {total.duplicates} duplicates"
-        ),
+        f"  rows: {rows_told(total)}",
         f"  calls: {total.calls} made live, cost {total.cost}",
     ]
     if summary.error is not None:
-        lines.append(f"  error: {summary.error.message} ({summary.error.code})")
+        lines.append(f"  error: {problem_told(summary.error)}")
     if out is not None:
-        lines.append(f"  {written} rows written to {out}")
+        lines.append(f"  {numbered(written or 0, 'row')} written to {out}")
     return "\n".join(lines)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rowmill.cli.wording import numbered, problem_told, rows_told
 from rowmill.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,19 +68,11 @@ def get(run_id: str, as_json: JsonOption = False) -> None:
     run = asked(question, of="admission")
     if run is None:
         raise UsageError(f"there is no run {run_id!r}; `rowmill runs list` shows those there are")
-    document = _document(run)
     if as_json:
-        print(msgspec.json.encode(document).decode())
+        print(msgspec.json.encode(_document(run)).decode())
         return
-    for name, value in document.items():
-        if name != "datasets":
-            print(f"{name:12} {value}")
-    for dataset in run.datasets:
-        counts = dataset.counts
-        print(
-            f"dataset      {dataset.dataset} ({dataset.state}): {counts.admitted} admitted, {counts.completed} completed, {counts.failed} failed, "
-            f"{counts.cancelled} cancelled, {counts.reused} reused, {counts.duplicates} duplicates"
-        )
+    for line in _told(run):
+        print(line)
 
 
 @app.command("stop")
@@ -107,14 +101,20 @@ def resume(
         list[str] | None,
         typer.Option(help="What the run may spend from its start at most: 5.00, calls=1000, retries=50, wall-time=1h; what is not named stays."),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Let a run go on that was paused or waits for budget or payment."""
-    from rowmill.budgets import budget_typed  # noqa: PLC0415 - commands load what they need
+    import msgspec  # noqa: PLC0415 - commands load what they need
+
+    from rowmill.budgets import budget_typed  # noqa: PLC0415
 
     limits = budget_typed(budget or [])
     run = _acted(run_id, lambda job: job.resume(budget=limits))
     if run.state in _OVER:
         raise UsageError(f"run {run_id} is over: {run.state}")
+    if as_json:
+        print(msgspec.json.encode(_document(run)).decode())
+        return
     print(f"run {run_id} goes on; `rowmill runs get {run_id}` shows how it stands")
 
 
@@ -141,8 +141,9 @@ def retry(run_id: str, as_json: JsonOption = False) -> None:
         print(msgspec.json.encode(_document(run)).decode())
         return
     again = before.counts.failed
-    rows = f"{again} failed row{'' if again == 1 else 's'} of run {run_id} {'is' if again == 1 else 'are'} worked again"
+    rows = f"{numbered(again, 'failed row')} of run {run_id} {'is' if again == 1 else 'are'} worked again"
     print(f"{rows if again else f'run {run_id} goes on'}; `rowmill runs get {run_id}` shows how it stands")
+    typer.echo("rowmill: by the code that the services loaded when they started; if you edited yours since, start `rowmill up` again", err=True)
 
 
 def _acted(run_id: str, act: Callable[[Job], Awaitable[Any]], *, stands_before: bool = False) -> RunSummary:
@@ -163,6 +164,26 @@ def _acted(run_id: str, act: Callable[[Job], Awaitable[Any]], *, stands_before: 
     if run is None:
         raise UsageError(f"there is no run {run_id!r}; `rowmill runs list` shows those there are")
     return run
+
+
+def _told(run: RunSummary) -> list[str]:
+    counts = run.counts
+    facts = {
+        "run": run.run_id,
+        "org": run.org,
+        "play": run.play,
+        "state": run.state,
+        "waits for": run.waiting_for,
+        "rows": rows_told(counts),
+        "calls": f"{counts.calls} made live, cost {counts.cost}",
+        "created": _time(run.created_at),
+        "started": None if run.started_at is None else _time(run.started_at),
+        "finished": None if run.finished_at is None else _time(run.finished_at),
+        "error": None if run.error is None else problem_told(run.error),
+        "output": None if bytes(run.output) == b"null" else json.dumps(json.loads(bytes(run.output)), ensure_ascii=False),
+    }
+    datasets = [f"{found.dataset} ({found.state}): {rows_told(found.counts)}" for found in run.datasets]
+    return [f"{name:12} {value}" for name, value in (*facts.items(), *(("dataset", found) for found in datasets)) if value is not None]
 
 
 def _document(run: Any) -> dict[str, Any]:

@@ -1,0 +1,27 @@
+"""How commands say what they count."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rowmill_contracts.counts import Counts, Problem
+
+
+def rows_told(counts: Counts) -> str:
+    """How rows ended, such as ``3 admitted, 2 completed, 0 failed, 0 cancelled, 0 reused, 1 duplicate``."""
+    return (
+        f"{counts.admitted} admitted, {counts.completed} completed, {counts.failed} failed, {counts.cancelled} cancelled, "
+        f"{counts.reused} reused, {numbered(counts.duplicates, 'duplicate')}"
+    )
+
+
+def numbered(count: int, thing: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{count} {thing}{'' if count == 1 else 's'}"
+
+
+def problem_told(problem: Problem) -> str:
+    """An error as a sentence, with its code and where it happened."""
+    where = [f"{name} {value}" for name, value in (("column", problem.column), ("row", problem.row), ("tool", problem.tool)) if value is not None]
+    return f"{problem.message} ({', '.join([problem.code, *where])})"
