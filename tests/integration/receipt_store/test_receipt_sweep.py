@@ -178,7 +178,7 @@ async def test_a_gateway_that_dies_before_it_hears_of_its_claims_leaves_no_charg
     }
     gap = Gap(service="tool-gateway", message="ClaimReceipts", when="after", repaired_by="the sweep")
     gateway = DyingProcess(gap, environment, tmp_path / "gateway.log")
-    run, charged = new_run(), Decimal(0)
+    run = new_run()
     await database.execute("TRUNCATE charges")  # those of other tests may be a million
     gateway.start()
     try:
@@ -187,16 +187,13 @@ async def test_a_gateway_that_dies_before_it_hears_of_its_claims_leaves_no_charg
             items = [_call(number) for number in range(20)]
             message = ToolCalls(run_id=run, org="acme", play="paying", started_at=time.time(), calls=items)
             await bus.publish(message, gateway_calls(shard_of("acme", "mill")), reply_to=bus.reply_to)
-            while not (charged := await books.charged(run) or Decimal(0)):
-                await asyncio.sleep(0.01)
             while gateway.exit_status is None:
                 await asyncio.sleep(0.01)
-            while await books.charged(run):
+            while {record["state"] for record in await database.fetch("SELECT state FROM receipts WHERE run_id = $1", run)} != {"released"}:
                 await asyncio.sleep(0.05)
     finally:
         if gateway.exit_status is None:
             gateway.signal(signal.SIGKILL)
-    assert charged >= COST
     assert await books.charges(run) == []
     assert await books.balanced(run)
 
