@@ -9,7 +9,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 # Whole systems, and tests that kill, cut and fill what they stand on, two at a time, the files that take long first; the others wait for servers most of
-# their time, and do so four at a time.
+# their time, and do so three at a time.
 ALONE := tests/integration/dead_letters tests/integration/poison tests/integration/faults tests/e2e
 
 .DEFAULT_GOAL := help
@@ -25,7 +25,7 @@ demo: install ## Run the example from a CSV to enriched rows, on servers of its 
 
 test: install packages ## Run the tests (ARGS="tests/unit -k name" for some)
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/pytest -m "not long" -n 4 --dist loadfile tests $(ALONE:%=--ignore=%)
+	$(BIN)/pytest -m "not long" -n 3 --dist loadfile tests $(ALONE:%=--ignore=%)
 	$(BIN)/pytest -m "not long" -n 2 --dist loadfile $(ALONE)
 else
 	$(BIN)/pytest -m "not long" $(ARGS)
