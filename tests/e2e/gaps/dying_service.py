@@ -21,6 +21,7 @@ from rowmill.runtime import hosting
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery
 from rowmill_contracts.envelope import Message, decode, encode
+from rowmill_contracts.receipts import ClaimReceipts
 from rowmill_contracts.rows import RowTasks
 from rowmill_contracts.shards import ShardsLeased
 
@@ -54,6 +55,8 @@ class Trap:
         message = decode(message_type, body)
         if isinstance(message, ShardsLeased):
             return bool(message.shards)  # gateways that have none ask too, who else there is
+        if isinstance(message, ClaimReceipts):
+            return not message.only_cached  # where calls would wait long, a look at what is stored comes first
         return not gap.returning or (isinstance(message, RowTasks) and any(row.waits for row in message.rows))
 
 

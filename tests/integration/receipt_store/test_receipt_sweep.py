@@ -158,7 +158,7 @@ async def pay(given: Given, call: ToolCall) -> int:
 
 @pytest.fixture
 async def app(broker_url: str, database_url: str) -> AsyncIterator[App]:
-    app = App(ReceiptStoreSettings(broker_url=broker_url, database_url=database_url, time_scale=SCALE, sweep_interval=4.0))
+    app = App(ReceiptStoreSettings(broker_url=broker_url, database_url=database_url, time_scale=SCALE, sweep_interval=4.0, shard_lease=120.0))
     await app.start()
     yield app
     await app.stop()
@@ -175,6 +175,8 @@ async def test_a_gateway_that_dies_before_it_hears_of_its_claims_leaves_no_charg
         "ROWMILL_DATABASE_URL": database_url,
         "ROWMILL_PROJECT": str(tmp_path),
         "ROWMILL_TIME_SCALE": str(SCALE),
+        "ROWMILL_HAND": "200",  # a busy machine neither sends the calls away nor loses the shard before they are claimed
+        "ROWMILL_LOOK_AFTER": "200",
     }
     gap = Gap(service="tool-gateway", message="ClaimReceipts", when="after", repaired_by="the sweep")
     gateway = DyingProcess(gap, environment, tmp_path / "gateway.log")
