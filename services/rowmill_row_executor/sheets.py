@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 
 from rowmill.errors import RowmillError
-from rowmill_contracts.envelope import Message
+from rowmill.runtime.asking import AskBus
 from rowmill_contracts.rows import ReadCounts, ReadRow, ReadRows, RowsRead
 from rowmill_contracts.runs import RowsCommitted
 from rowmill_contracts.topology import SHEETS_ASKS
-
-ReplyT = TypeVar("ReplyT", bound=Message)
 
 READ_ROWS = 1000
 """Rows asked for at once."""
@@ -26,10 +24,6 @@ class SheetsUnreadable(RowmillError):
     """The sheet writer answered that the rows cannot be read."""
 
     code = "sheets_unreadable"
-
-
-class AskBus(Protocol):
-    async def ask(self, message: Message, key: str, answer: type[ReplyT]) -> ReplyT: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import structlog
 
 from rowmill.encoding.receipts import short_digest
 from rowmill.errors import AskDied, RowmillError
+from rowmill.runtime.asking import GIVEN_UP_AFTER, AskBus, ReplyT, tries_of
 from rowmill.runtime.clock import Clock, backoff
 from rowmill.runtime.gathering import Gatherer
 from rowmill_contracts.envelope import PAGE_BYTES, Message
@@ -44,25 +45,13 @@ from rowmill_row_executor.failures import printable
 
 log = structlog.get_logger()
 
-ReplyT = TypeVar("ReplyT", bound=Message)
-
 _ITEM_BYTES = 400
 """About what one claim or outcome takes beside its output."""
 
 _AGAIN = 5.0
 """Seconds between two requests that were not answered, at most."""
 
-
-PARTED_AFTER, GIVEN_UP_AFTER = 3, 10
-"""Tries of a page that ended in a dead letter, or in an error that nobody foresaw, after which what is in it is asked for one by one; and of a single
-one, after which it is taken for one that cannot be stored. (A claim that is dead-lettered is asked for no more: its step was not begun.)"""
 _NOT_STORABLE = StoreAnswer(state="rejected")
-
-
-class Asks(Protocol):
-    """What the bus does for requests."""
-
-    async def ask(self, message: Message, key: str, answer: type[ReplyT], *, timeout: float | None = None) -> ReplyT: ...
 
 
 class StepLeases(Protocol):
@@ -87,7 +76,7 @@ class _Item:
 class BusStepReceipts:
     """``holder``: this process. ``gather``: seconds for which a page waits for more. Drain it before its bus closes."""
 
-    def __init__(self, asks: Asks, leases: StepLeases, clock: Clock, *, holder: str, gather: float) -> None:
+    def __init__(self, asks: AskBus, leases: StepLeases, clock: Clock, *, holder: str, gather: float) -> None:
         self._asks = asks
         self._leases = leases
         self._clock = clock
@@ -171,7 +160,7 @@ class BusStepReceipts:
             claims: list[Claim] = [item.facts for item in items]
             request = ClaimReceipts(holder=self._holder, claims=claims, confirm=confirm, presence=self._presence)
             try:
-                reply = await self._until_heard(request, RECEIPTS_CLAIMS, ReceiptsClaimed, wanted_by=items, tries=_tries(items))
+                reply = await self._until_heard(request, RECEIPTS_CLAIMS, ReceiptsClaimed, wanted_by=items, tries=tries_of(items))
             except Exception as error:
                 if len(items) > 1:  # one of them may be what nobody survives: it fails alone
                     await asyncio.gather(*(flush([item]) for item in items))
@@ -213,7 +202,7 @@ class BusStepReceipts:
     async def _settle(self, items: list[_Item], request: Callable[[list[_Item]], Message], answer: type[Completed | Released]) -> None:
         """Ask until it is answered, and tell; in the end one by one, and then not at all."""
         try:
-            reply = await self._until_heard(request(items), RECEIPTS_SETTLE, answer, tries=_tries(items))
+            reply = await self._until_heard(request(items), RECEIPTS_SETTLE, answer, tries=tries_of(items))
         except Exception:
             if len(items) > 1:
                 await asyncio.gather(*(self._settle([item], request, answer) for item in items))
@@ -245,10 +234,6 @@ class BusStepReceipts:
                 log.warning("steps_not_answered", message_type=request.message_type, failures=failures, error=repr(error))
                 await self._clock.sleep(backoff(failures, first=0.1, limit=_AGAIN))
         return None
-
-
-def _tries(items: Sequence[_Item]) -> int:
-    return PARTED_AFTER if len(items) > 1 else GIVEN_UP_AFTER
 
 
 def _size_of(item: _Item) -> int:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Protocol
 
+from rowmill.runtime.asking import AskBus
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.events import AskLanes, LanesShown
 from rowmill_contracts.tools import ToolCalls
@@ -19,7 +20,7 @@ from rowmill_tool_gateway.hand import Hand
 from rowmill_tool_gateway.lane_views import lanes_shown
 from rowmill_tool_gateway.lanes import Lane
 from rowmill_tool_gateway.permits import Permits
-from rowmill_tool_gateway.receipts import Asks, Receipts
+from rowmill_tool_gateway.receipts import Receipts
 from rowmill_tool_gateway.sending import Sender
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.settling import Serves, Settler
@@ -31,7 +32,7 @@ SWEEPS_PER_HOLD = 20
 """How finely the hand's 5 s are kept."""
 
 
-class Neighbours(Asks, Replies, Protocol):
+class Neighbours(AskBus, Replies, Protocol):
     """What the engine needs of the bus."""
 
 

@@ -11,15 +11,16 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
 from rowmill.encoding.receipts import short_digest
 from rowmill.errors import AskDied, RowmillError
+from rowmill.runtime.asking import AskBus, tries_of
 from rowmill.runtime.clock import Clock, backoff
 from rowmill.runtime.gathering import Gatherer
-from rowmill_contracts.envelope import PAGE_BYTES, Message
+from rowmill_contracts.envelope import PAGE_BYTES
 from rowmill_contracts.receipts import (
     Claim,
     ClaimAnswer,
@@ -46,7 +47,6 @@ from rowmill_tool_gateway.flights import Flight
 
 log = structlog.get_logger()
 
-ReplyT = TypeVar("ReplyT", bound=Message)
 OutcomeT = TypeVar("OutcomeT", Completion, FailedCall)
 OnClaimed = Callable[[Flight, ClaimAnswer | None], None]
 """Told the answer to a claim or look-up; None: the store did not answer, and the lease may or may not be ours."""
@@ -58,16 +58,7 @@ _STORED = StoreAnswer(state="stored")
 UNHEARD_RELEASES = 10_000
 """Releases without an answer that are remembered; the oldest are forgotten first."""
 
-PARTED_AFTER, GIVEN_UP_AFTER = 3, 10
-"""Tries of a page of outcomes that ended in a dead letter, or in an error that nobody foresaw, after which its outcomes are asked for one by one; and
-of a single one, after which it is taken for one that cannot be stored, lest it keep the latch closed for ever."""
 _NOT_STORABLE = StoreAnswer(state="rejected")
-
-
-class Asks(Protocol):
-    """What the bus does for requests."""
-
-    async def ask(self, message: Message, key: str, answer: type[ReplyT], *, timeout: float | None = None) -> ReplyT: ...
 
 
 class Receipts:
@@ -77,7 +68,7 @@ class Receipts:
 
     def __init__(
         self,
-        asks: Asks,
+        asks: AskBus,
         *,
         holder: str,
         clock: Clock,
@@ -219,7 +210,7 @@ class Receipts:
             closed = True
 
         try:
-            answers = await self._answered(lambda: request(items), failed, tries=PARTED_AFTER if len(items) > 1 else GIVEN_UP_AFTER)
+            answers = await self._answered(lambda: request(items), failed, tries=tries_of(items))
             if answers is None and len(items) > 1:
                 await asyncio.gather(*(self._store([item], request) for item in items))
                 return

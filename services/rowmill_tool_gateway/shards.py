@@ -20,13 +20,13 @@ from typing import Protocol
 import structlog
 
 from rowmill.errors import RowmillError
+from rowmill.runtime.asking import AskBus
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.digests import SHARDS
 from rowmill_contracts.shards import LeaseShard, OpenRequests, ShardsLeased
 from rowmill_contracts.topology import RECEIPTS_SETTLE
 from rowmill_tool_gateway.lanes import Lane
 from rowmill_tool_gateway.permits import Permits
-from rowmill_tool_gateway.receipts import Asks
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.sharing import Sharing
 
@@ -67,7 +67,7 @@ class ShardLeases:
 
     def __init__(
         self,
-        asks: Asks,
+        asks: AskBus,
         *,
         holder: str,
         clock: Clock,

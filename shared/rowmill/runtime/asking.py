@@ -1,12 +1,12 @@
-"""Questions that are open: who waits for which reply, and what it takes to ask again. Knows no connection; the bus publishes."""
+"""Questions: how they are asked, who waits for which reply, what it takes to ask again. Knows no connection; the bus publishes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
@@ -15,6 +15,22 @@ from rowmill_contracts.envelope import Message, UndecodableMessage, decode, enco
 log = structlog.get_logger()
 
 ReplyT = TypeVar("ReplyT", bound=Message)
+
+PARTED_AFTER: Final = 3
+"""Tries of a page of several items that ended in a dead letter, or in an error that nobody foresaw, after which they are asked for one by one."""
+GIVEN_UP_AFTER: Final = 10
+"""The same of a single item, after which nobody is taken to survive it: it must not hold up what comes after it for ever."""
+
+
+def tries_of(page: Sized) -> int:
+    """How often a page is tried that ends in such errors."""
+    return PARTED_AFTER if len(page) > 1 else GIVEN_UP_AFTER
+
+
+class AskBus(Protocol):
+    """The bus, as far as it asks questions (`rowmill.runtime.bus.Bus.ask`)."""
+
+    async def ask(self, message: Message, key: str, answer: type[ReplyT], *, timeout: float | None = None) -> ReplyT: ...
 
 
 @dataclass(frozen=True)

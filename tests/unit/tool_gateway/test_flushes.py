@@ -11,10 +11,10 @@ from tests.unit.tool_gateway.conftest import Rig, answering
 from tests.unit.tool_gateway.test_engine import find_tool
 
 from rowmill.errors import AskDied
+from rowmill.runtime import asking
 from rowmill_contracts.envelope import Message, encode
 from rowmill_contracts.receipts import ClaimReceipts, Complete, Fail, Release
 from rowmill_contracts.tools import CallOutcome
-from rowmill_tool_gateway import receipts
 
 
 class Fragile:
@@ -94,7 +94,7 @@ async def test_outcomes_are_stored_once_the_error_is_over(rig: Rig, kind: type[M
 async def test_an_outcome_that_always_ends_in_such_an_error_holds_up_no_other(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    monkeypatch.setattr(receipts, "GIVEN_UP_AFTER", 2)
+    monkeypatch.setattr(asking, "GIVEN_UP_AFTER", 2)
     Fragile(rig, Complete, bad=lambda message: b"d7.example" in encode(message), error=error)
     rig.port.script = answering(lambda body: {"email": f"a@{body['domain']}"})
     outcomes = await asked(rig, 20)
@@ -107,8 +107,8 @@ async def test_an_outcome_that_always_ends_in_such_an_error_holds_up_no_other(
 
 
 async def test_a_failure_that_always_ends_in_such_an_error_is_answered_all_the_same(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receipts, "PARTED_AFTER", 1)
-    monkeypatch.setattr(receipts, "GIVEN_UP_AFTER", 2)
+    monkeypatch.setattr(asking, "PARTED_AFTER", 1)
+    monkeypatch.setattr(asking, "GIVEN_UP_AFTER", 2)
     Fragile(rig, Fail)
     rig.port.script = answering({}, status=404)
     assert {outcome.outcome for outcome in await asked(rig, 5)} == {"failed"}
