@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -32,6 +32,7 @@ log = structlog.get_logger()
 RowModel = TypeVar("RowModel", bound=BaseModel)
 
 _encode = msgspec.json.Encoder(order="sorted").encode
+_decode = msgspec.json.Decoder(CallOutcome).decode
 
 
 class BodyTools(Tools):
@@ -122,16 +123,9 @@ class BodyContext(Context):
         self._calls_in_hand.add(call.name)
         try:
             request = hashlib.sha256(f"{call.item.receipt_key} {call.item.force}".encode()).hexdigest()
-            met = await self.calls.meet("call", call.name, request)
-            if met.recorded is not None:
-                return result_of(call, msgspec.json.decode(met.recorded.result, type=CallOutcome))
-            with self.calls.under_way():
-                await self.calls.write()
-                outcome = await self.desk.ask(self.asker, call.shard, call.item)
-            if outcome.outcome in {"deferred", "halted"}:
-                await self._wait(f"tool:{call.tool.id}", outcome)
-            if outcome.outcome != "unknown":  # an operator may settle that, and the run be resumed
-                self.calls.keep(met, msgspec.Raw(_encode(outcome)))
+            outcome = await self._outcome(
+                "call", call.name, request, lambda: self.desk.ask(self.asker, call.shard, call.item), what=f"tool:{call.tool.id}"
+            )
             return result_of(call, outcome)
         finally:
             self._calls_in_hand.discard(call.name)
@@ -148,17 +142,24 @@ class BodyContext(Context):
     ) -> Any:
         step = self._step_ids.prepare(self.asker, id, fn, semantic_key=semantic_key, stale_after=stale_after, blocking=blocking, effect=effect)
         with self._step_ids.in_hand("", step):
-            met = await self.calls.meet("step", step.id, step.request)
-            if met.recorded is not None:
-                return value_of(step, msgspec.json.decode(met.recorded.result, type=CallOutcome), self._handle)
-            with self.calls.under_way():
-                await self.calls.write()
-                outcome = await self._steps.run(self.asker, step, run_term=self.calls.term)
-            if outcome.outcome in {"deferred", "halted"}:
-                await self._wait(step.tool, outcome)
-            if outcome.outcome != "unknown":  # an operator may settle that, and the run be resumed
-                self.calls.keep(met, msgspec.Raw(_encode(outcome)))
+            outcome = await self._outcome(
+                "step", step.id, step.request, lambda: self._steps.run(self.asker, step, run_term=self.calls.term), what=step.tool
+            )
             return value_of(step, outcome, self._handle)
+
+    async def _outcome(self, kind: str, name: str, request: str, ask: Callable[[], Awaitable[CallOutcome]], *, what: str) -> CallOutcome:
+        """How a call or step ended: as is on record, or else as ``ask`` says, which is put there. Ends the body where it must wait for ``what``."""
+        met = await self.calls.meet(kind, name, request)
+        if met.recorded is not None:
+            return _decode(met.recorded.result)
+        with self.calls.under_way():
+            await self.calls.write()
+            outcome = await ask()
+        if outcome.outcome in {"deferred", "halted"}:
+            await self._wait(what, outcome)
+        if outcome.outcome != "unknown":  # an operator may settle that, and the run be resumed
+            self.calls.keep(met, msgspec.Raw(_encode(outcome)))
+        return outcome
 
     def _handle(self, run_id: str, dataset: str) -> PagedHandle:
         return PagedHandle(run_id, dataset, self._sheets)
