@@ -7,14 +7,12 @@ A resumption takes two commits: first the receipt-store is to lift the halt, and
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from rowmill.errors import UnavailableError
 from rowmill.runtime.db import Connection, Database
 from rowmill_admission.decisions import checked, decision_on, raised
 from rowmill_admission.endings import counts_of, want_advance
@@ -123,13 +121,9 @@ class Halting:
         return await self._done(request.run_id)
 
     async def _told(self, run_id: str) -> None:
-        try:
-            async with asyncio.timeout(self._settings.halt_timeout):
-                sent = await self._postman.sent(run_id)
-        except TimeoutError:
-            sent = False
-        if not sent:
-            raise UnavailableError(f"the receipt-store does not answer, so run {run_id} stays as it is for now")
+        await self._postman.sent(
+            run_id, within=self._settings.halt_timeout, otherwise=f"the receipt-store does not answer, so run {run_id} stays as it is for now"
+        )
 
     async def _done(self, run_id: str) -> RunShown:
         await self._told(run_id)

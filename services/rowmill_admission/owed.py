@@ -7,6 +7,7 @@ What is stored here survives any crash between a commit and its messages; the re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -70,12 +71,21 @@ class Postman:
         else:
             self._sending[lane] = asyncio.create_task(self._send_all(lane), name=f"owed {lane}")
 
-    async def sent(self, run_id: str) -> bool:
-        """Send what this run owes, and wait for its work, not for its events; False where something had to be left to the repair look."""
+    async def sent(self, run_id: str, *, within: float, otherwise: str) -> None:
+        """Send what this run owes, and wait for its work, not for its events.
+
+        Raises:
+            UnavailableError: something is not sent ``within`` so many seconds, or had to be left to the repair look; ``otherwise`` says so.
+
+        """
         self.wake([run_id])
-        while (task := self._sending.get((run_id, "work"))) is not None:
-            await asyncio.wait([task])
-        return all(entry.lane != "work" for entry in await owed_store.of_run(self._database, run_id))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while (task := self._sending.get((run_id, "work"))) is not None:
+                    await asyncio.wait([task])
+                if all(entry.lane != "work" for entry in await owed_store.of_run(self._database, run_id)):
+                    return
+        raise UnavailableError(otherwise)
 
     async def idle(self) -> None:
         """Wait until nothing is being sent."""

@@ -8,14 +8,12 @@ again, so that they are worked by the code that there is now.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
-from rowmill.errors import UnavailableError
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.db import Connection, Database
 from rowmill.runtime.deliveries import Delivery
@@ -107,13 +105,9 @@ class Retrying:
         return Begun(run, run.attempt + 1, again)
 
     async def _told(self, run_id: str) -> None:
-        try:
-            async with asyncio.timeout(self._settings.halt_timeout):
-                sent = await self._postman.sent(run_id)
-        except TimeoutError:
-            sent = False
-        if not sent:
-            raise UnavailableError(f"the receipt-store does not answer, so run {run_id} is not retried for now")
+        await self._postman.sent(
+            run_id, within=self._settings.halt_timeout, otherwise=f"the receipt-store does not answer, so run {run_id} is not retried for now"
+        )
 
     async def _reopen(self, begun: Begun, dataset: Dataset) -> RowsCommitted:
         """Let a dataset's rows be worked again, and keep each as waiting; answers its counts as they are then."""
