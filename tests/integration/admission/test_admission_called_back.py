@@ -83,12 +83,18 @@ async def test_no_new_row_of_a_run_is_sent_before_those_that_are_called_back(nei
     await neighbours.until(lambda: neighbours.ended(run_id))
 
 
-async def test_rows_whose_provider_is_away_again_hold_up_no_new_ones(neighbours: Neighbours) -> None:
+async def with_three_pages_out(neighbours: Neighbours) -> tuple[str, RowTasks, RowTasks]:
+    """A run of eight rows of which six are out, in three pages; and the first two of these."""
     run_id = new_run_id()
     neighbours.work = lambda _tasks: []
     await neighbours.start(run_id, rows=rows(8))
     await neighbours.until(lambda: len(neighbours.sent(run_id)) == 6)
     first, second, _ = sorted(of(neighbours, run_id), key=lambda tasks: tasks.rows[0].index)
+    return run_id, first, second
+
+
+async def test_rows_whose_provider_is_away_again_hold_up_no_new_ones(neighbours: Neighbours) -> None:
+    run_id, first, second = await with_three_pages_out(neighbours)
     await park(neighbours, second)
     await serves(neighbours, first.org, at_once=2)
     await neighbours.until(lambda: len(neighbours.sent(run_id)) == 8)
@@ -105,11 +111,7 @@ async def test_rows_whose_provider_is_away_again_hold_up_no_new_ones(neighbours:
 
 
 async def test_a_page_that_cannot_be_published_holds_up_new_rows_for_a_while_only(neighbours: Neighbours) -> None:
-    run_id = new_run_id()
-    neighbours.work = lambda _tasks: []
-    await neighbours.start(run_id, rows=rows(8))
-    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 6)
-    first, second, _ = sorted(of(neighbours, run_id), key=lambda tasks: tasks.rows[0].index)
+    run_id, first, second = await with_three_pages_out(neighbours)
     await park(neighbours, second)
     neighbours.nonsense_pages.add((run_id, second.rows[0].page))
     await serves(neighbours, first.org, at_once=2)

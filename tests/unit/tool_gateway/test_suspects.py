@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -82,12 +82,27 @@ def call(rig: Rig, tool: Any, name: str, *, deaths: int = 0) -> CallItem:
     return item
 
 
+NewRig = Callable[..., Rig]
+
+
 @pytest.fixture
-async def patient() -> AsyncIterator[Rig]:
-    """A gateway that lets calls wait for as long as they want to."""
-    made = Rig(ToolGatewaySettings(hand=5.0, look_after=5.0))
-    yield made
-    await made.stop()
+async def new_rig() -> AsyncIterator[NewRig]:
+    """Makes gateways that let calls wait for as long as they want to, with what else is set."""
+    made: list[Rig] = []
+
+    def new(**settings: float) -> Rig:
+        made.append(Rig(ToolGatewaySettings(hand=5.0, look_after=5.0, **settings)))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield new
+    for rig in made:
+        await rig.stop()
+
+
+@pytest.fixture
+async def patient(new_rig: NewRig) -> Rig:
+    """One of them."""
+    return new_rig()
 
 
 async def rests() -> None:
@@ -163,77 +178,65 @@ async def test_declared_requests_go_beside_a_suspect(patient: Rig) -> None:
     shop.let_go("suspect")
 
 
-async def test_a_suspect_that_lasts_lets_others_in_once_the_store_was_told(settings: ToolGatewaySettings) -> None:
-    rig = Rig(ToolGatewaySettings(hand=5.0, look_after=5.0, suspect_patience=0.2))
-    try:
-        shop = Workshop()
-        suspect = call(rig, shop.tool, "suspect", deaths=USUAL.suspected_after)
-        rig.hand_in([suspect])
-        await shop.working("suspect")
-        rig.hand_in([call(rig, shop.tool, "late")])
-        await shop.working("suspect", "late")
-        assert [request.alone for request in rig.bus.asked if isinstance(request, Confirm)] == [True, False]
-        assert not rig.store.receipts[suspect.receipt_key].alone
-        shop.let_go("suspect", "late")
-        assert (await rig.bus.outcome(suspect.call_id)).outcome == "completed"
-    finally:
-        await rig.stop()
+async def test_a_suspect_that_lasts_lets_others_in_once_the_store_was_told(new_rig: NewRig) -> None:
+    rig = new_rig(suspect_patience=0.2)
+    shop = Workshop()
+    suspect = call(rig, shop.tool, "suspect", deaths=USUAL.suspected_after)
+    rig.hand_in([suspect])
+    await shop.working("suspect")
+    rig.hand_in([call(rig, shop.tool, "late")])
+    await shop.working("suspect", "late")
+    assert [request.alone for request in rig.bus.asked if isinstance(request, Confirm)] == [True, False]
+    assert not rig.store.receipts[suspect.receipt_key].alone
+    shop.let_go("suspect", "late")
+    assert (await rig.bus.outcome(suspect.call_id)).outcome == "completed"
 
 
-async def test_a_suspect_of_whom_the_store_takes_no_word_lets_nobody_in() -> None:
-    rig = Rig(ToolGatewaySettings(hand=5.0, look_after=5.0, suspect_patience=0.2))
-    try:
-        shop = Workshop()
-        suspect = call(rig, shop.tool, "suspect", deaths=USUAL.suspected_after)
-        rig.hand_in([suspect])
-        await shop.working("suspect")
-        for shard in rig.store.shards.values():
-            shard.ended_term, shard.term, shard.holder, shard.expires = shard.term, shard.term + 1, "another", rig.clock.now() + 100
-        async with asyncio.timeout(20):
-            while sum(isinstance(request, Confirm) for request in rig.bus.asked) < 2:
-                await asyncio.sleep(0.002)
-        await rests()
-        assert rig.store.receipts[suspect.receipt_key].alone
-        assert not rig.engine.dispatcher.solitude.lets(suspect=False)
-        shop.let_go("suspect")
-    finally:
-        await rig.stop()
+async def test_a_suspect_of_whom_the_store_takes_no_word_lets_nobody_in(new_rig: NewRig) -> None:
+    rig = new_rig(suspect_patience=0.2)
+    shop = Workshop()
+    suspect = call(rig, shop.tool, "suspect", deaths=USUAL.suspected_after)
+    rig.hand_in([suspect])
+    await shop.working("suspect")
+    for shard in rig.store.shards.values():
+        shard.ended_term, shard.term, shard.holder, shard.expires = shard.term, shard.term + 1, "another", rig.clock.now() + 100
+    async with asyncio.timeout(20):
+        while sum(isinstance(request, Confirm) for request in rig.bus.asked) < 2:
+            await asyncio.sleep(0.002)
+    await rests()
+    assert rig.store.receipts[suspect.receipt_key].alone
+    assert not rig.engine.dispatcher.solitude.lets(suspect=False)
+    shop.let_go("suspect")
 
 
-async def test_a_suspect_that_waits_for_its_turn_keeps_its_claim() -> None:
-    rig = Rig(ToolGatewaySettings(hand=5.0, look_after=5.0, claim_renewal=0.02))
-    try:
-        shop = Workshop()
-        rig.hand_in([call(rig, shop.tool, "early")])
-        await shop.working("early")
-        suspect = call(rig, shop.tool, "suspect", deaths=USUAL.suspected_after)
-        rig.hand_in([suspect])
-        receipt = rig.store.receipts[suspect.receipt_key]
-        async with asyncio.timeout(20):
-            while receipt.state != "queued":
-                await asyncio.sleep(0.002)
-            claimed = receipt.expires
-            while receipt.expires <= claimed:
-                await asyncio.sleep(0.002)
-        shop.let_go("early")
-        await shop.working("suspect")
-        shop.let_go("suspect")
-    finally:
-        await rig.stop()
+async def test_a_suspect_that_waits_for_its_turn_keeps_its_claim(new_rig: NewRig) -> None:
+    rig = new_rig(claim_renewal=0.02)
+    shop = Workshop()
+    rig.hand_in([call(rig, shop.tool, "early")])
+    await shop.working("early")
+    suspect = call(rig, shop.tool, "suspect", deaths=USUAL.suspected_after)
+    rig.hand_in([suspect])
+    receipt = rig.store.receipts[suspect.receipt_key]
+    async with asyncio.timeout(20):
+        while receipt.state != "queued":
+            await asyncio.sleep(0.002)
+        claimed = receipt.expires
+        while receipt.expires <= claimed:
+            await asyncio.sleep(0.002)
+    shop.let_go("early")
+    await shop.working("suspect")
+    shop.let_go("suspect")
 
 
-async def test_a_suspect_does_not_go_as_alone_beside_a_call_that_does_not_end() -> None:
-    rig = Rig(ToolGatewaySettings(hand=5.0, look_after=5.0, suspect_patience=0.2))
-    try:
-        shop = Workshop()
-        rig.hand_in([call(rig, shop.tool, "early")])
-        await shop.working("early")
-        rig.hand_in([call(rig, shop.tool, "suspect", deaths=USUAL.suspected_after)])
-        await shop.working("early", "suspect")
-        assert not any(request.alone for request in rig.bus.asked if isinstance(request, Confirm))
-        shop.let_go("suspect", "early")
-    finally:
-        await rig.stop()
+async def test_a_suspect_does_not_go_as_alone_beside_a_call_that_does_not_end(new_rig: NewRig) -> None:
+    rig = new_rig(suspect_patience=0.2)
+    shop = Workshop()
+    rig.hand_in([call(rig, shop.tool, "early")])
+    await shop.working("early")
+    rig.hand_in([call(rig, shop.tool, "suspect", deaths=USUAL.suspected_after)])
+    await shop.working("early", "suspect")
+    assert not any(request.alone for request in rig.bus.asked if isinstance(request, Confirm))
+    shop.let_go("suspect", "early")
 
 
 async def test_others_wait_until_a_suspects_outcome_is_stored(patient: Rig) -> None:
