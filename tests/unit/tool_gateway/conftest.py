@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 from tests.fakes.receipts import MemoryReceipts
 
-from rowmill import registry
+from rowmill import HttpTool, Provider, registry
 from rowmill.encoding.canonical import canonical
 from rowmill.encoding.receipts import receipt_key
 from rowmill.errors import AskTimeout
@@ -27,7 +28,7 @@ from rowmill_tool_gateway.credentials import Credentials, Redactor
 from rowmill_tool_gateway.engine import Engine
 from rowmill_tool_gateway.function_clients import Clients
 from rowmill_tool_gateway.functions import FunctionCarrier
-from rowmill_tool_gateway.http_port import AiohttpPort, HttpRequest, HttpResponse, MaySend, always, not_sent
+from rowmill_tool_gateway.http_port import AiohttpPort, HttpRequest, HttpResponse, MaySend, NoResponse, always, not_sent
 from rowmill_tool_gateway.http_tools import Carrier, HttpCarrier
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.toolbox import Toolbox
@@ -42,6 +43,25 @@ class FindIn(BaseModel):
 
 class FindOut(BaseModel):
     email: str | None = None
+
+
+def find_tool(*, effect: str = "read", **options: Any) -> Any:
+    provider_options = {name: options.pop(name) for name in ("rate", "burst", "concurrency") if name in options}
+    provider = Provider("hunter", base_url="http://127.0.0.1:1", **provider_options)
+
+    @provider.post("/v2/find", effect=effect, cost=Decimal("0.01"), **options)  # type: ignore[arg-type]
+    class Find(HttpTool[FindIn, FindOut]):
+        extract = {"email": ["email"]}  # noqa: RUF012 - as authors write it
+
+    return Find
+
+
+def raw_of(outcome: CallOutcome) -> Any:
+    return msgspec.json.decode(outcome.result)["raw"]
+
+
+async def lost(_: HttpRequest) -> HttpResponse:
+    raise NoResponse("no_answer", "the connection was lost")
 
 
 class Neighbours:

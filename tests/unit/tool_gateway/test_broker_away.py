@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.unit.tool_gateway.conftest import Rig, answering
-from tests.unit.tool_gateway.test_engine import find_tool
+from tests.unit.tool_gateway.conftest import Rig, answering, find_tool
 
 from rowmill_contracts.receipts import Complete
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse

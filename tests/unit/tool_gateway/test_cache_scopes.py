@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.tool_gateway.conftest import FindIn, Rig, answering, in_turn
-from tests.unit.tool_gateway.test_engine import find_tool, lost
+from tests.unit.tool_gateway.conftest import FindIn, Rig, answering, find_tool, in_turn, lost
 
 from rowmill.errors import DefinitionError
 from rowmill_contracts.receipts import HaltRun

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.tool_gateway.conftest import Rig, answering
-from tests.unit.tool_gateway.test_engine import find_tool
+from tests.unit.tool_gateway.conftest import Rig, answering, find_tool
 
 from rowmill.errors import AskDied
 from rowmill.runtime import asking

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from tests.unit.tool_gateway.conftest import Rig, answering
-from tests.unit.tool_gateway.test_engine import find_tool
+from tests.unit.tool_gateway.conftest import Rig, answering, find_tool
 
 from rowmill_contracts.receipts import Fail
 from rowmill_tool_gateway.settings import ToolGatewaySettings

@@ -7,8 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from tests.unit.tool_gateway.conftest import Rig, answering
-from tests.unit.tool_gateway.test_engine import find_tool
+from tests.unit.tool_gateway.conftest import Rig, answering, find_tool
 
 from rowmill_contracts.digests import SHARDS, shard_of
 from rowmill_contracts.events import AskLanes

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from tests.fakes.receipts import Receipt
-from tests.unit.tool_gateway.conftest import Rig
-from tests.unit.tool_gateway.test_engine import find_tool
+from tests.unit.tool_gateway.conftest import Rig, find_tool
 
 from rowmill import Batch, Provider, ToolCall
 from rowmill_contracts.receipts import Claim, Complete, Confirm

@@ -8,8 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from tests.unit.tool_gateway.conftest import Rig
-from tests.unit.tool_gateway.test_engine import find_tool
+from tests.unit.tool_gateway.conftest import Rig, find_tool
 
 from rowmill_contracts.receipts import ClaimAnswer, HaltRun, Release
 from rowmill_tool_gateway.flights import Stage

@@ -7,8 +7,7 @@ from decimal import Decimal
 
 import msgspec
 import pytest
-from tests.unit.tool_gateway.conftest import Rig, answering, in_turn
-from tests.unit.tool_gateway.test_engine import find_tool, lost
+from tests.unit.tool_gateway.conftest import Rig, answering, find_tool, in_turn, lost
 
 from rowmill import registry
 from rowmill.errors import AskTimeout
