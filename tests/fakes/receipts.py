@@ -6,13 +6,13 @@ run, unknown outcomes, budgets without partial pages); not durable, and not fast
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal
 
 import msgspec
+from tests.fakes.shards import MemoryShards
 
 from rowmill_contracts.budgets import Limits, limits_of
 from rowmill_contracts.envelope import Message
@@ -39,7 +39,7 @@ from rowmill_contracts.receipts import (
     RunHalted,
     StoreAnswer,
 )
-from rowmill_contracts.shards import Draw, Drawn, LeaseShard, OpenRequests, Sent, ShardLease, ShardsLeased
+from rowmill_contracts.shards import LeaseShard
 from rowmill_contracts.tools import ToolFailure
 from rowmill_receipt_store.deaths import DeathRule
 
@@ -68,39 +68,6 @@ class Receipt:
 class Presence:
     expires: float = 0.0
     ended: bool = False
-
-
-@dataclass
-class Shard:
-    holder: str = ""
-    term: int = 0
-    expires: float = 0.0
-    ended_term: int = 0
-
-
-@dataclass
-class Gateway:
-    number: int
-    joined: float
-    expires: float
-    serving: bool
-    open: list[OpenRequests]
-
-
-@dataclass
-class Window:
-    term: int
-    number: int
-    at: float
-    sent: list[Sent]
-    permits: int
-    seconds: float
-
-    def may_have_sent(self, now: float, span: float) -> list[Sent]:
-        sent = [Sent(one.seconds_ago + now - self.at, one.requests) for one in self.sent]
-        if self.permits:
-            sent.append(Sent(now - self.at - self.seconds, self.permits))
-        return sorted((one for one in sent if one.seconds_ago < span), key=lambda one: -one.seconds_ago)
 
 
 @dataclass
@@ -139,15 +106,15 @@ class MemoryReceipts:
     def __init__(self, now: Callable[[], float], *, queued: float = 10.0, running: float = 60.0, shard: float = 6.0, held_poll: float = 0.05) -> None:
         self.receipts: dict[str, Receipt] = {}
         self.failures: dict[tuple[str, str], tuple[ToolFailure, float]] = {}
-        self.shards: dict[int, Shard] = {}
         self.runs: dict[str, Run] = {}
-        self.windows: dict[str, Window] = {}
         self.presences: dict[str, Presence] = {}
-        self.gateways: dict[str, Gateway] = {}
         self._now = now
         self._queued = queued
         self._running = running
         self._shard = shard
+        self._leasing = MemoryShards(now, lasting=shard)
+        self.shards = self._leasing.shards
+        self.gateways = self._leasing.gateways
         self._held_poll = held_poll
         self.rule = DeathRule()
 
@@ -166,12 +133,8 @@ class MemoryReceipts:
                 return Completed(answers=[self._fail(failed) for failed in request.failures])
             case Release():
                 return Released(released=sum(self._release(lease) for lease in request.leases))
-            case LeaseShard(release=True):
-                drawn = [self._draw(draw, request.holder) for draw in request.draws]
-                return self._met(request, [self._lease_shard(shard, request) for shard in request.shards], drawn)
             case LeaseShard():
-                leases = [self._lease_shard(shard, request) for shard in request.shards]
-                return self._met(request, leases, [self._draw(draw, request.holder) for draw in request.draws])
+                return self._leasing.answer(request)
             case KeepPresence():
                 return self._keep(request)
             case HaltRun():
@@ -188,7 +151,7 @@ class MemoryReceipts:
         run = self._run(claim.run_id)
         if run.state != "running":
             return ClaimAnswer(state="halted", reason=run.reason)
-        if request.shard is not None and request.term is not None and not self._term_holds(request.shard, request.term):
+        if request.shard is not None and request.term is not None and not self._leasing.holds(request.shard, request.term):
             return ClaimAnswer(state="refused")
         if request.presence and (request.presence not in self.presences or self.presences[request.presence].ended):
             return ClaimAnswer(state="refused")
@@ -291,7 +254,7 @@ class MemoryReceipts:
             return ConfirmAnswer(state="halted", reason=run.reason)
         if run.deadline is not None and run.deadline <= self._now():
             return ConfirmAnswer(state="halted", reason=f"budget: wall time, spent; receipt {lease.key[:12]} is not sent")
-        if request.shard is not None and request.term is not None and not self._term_holds(request.shard, request.term):
+        if request.shard is not None and request.term is not None and not self._leasing.holds(request.shard, request.term):
             return ConfirmAnswer(state="refused")
         if receipt is None:
             return ConfirmAnswer(state="lost")
@@ -390,53 +353,7 @@ class MemoryReceipts:
             self._run(receipt.claim.run_id).refund(failed.key, failed.dispatch)
         return StoreAnswer(state="stored")
 
-    # ---- shards and runs --------------------------------------------------------------------------------------------------------------
-
-    def _term_holds(self, shard: int, term: int) -> bool:
-        found = self.shards.get(shard)
-        return found is not None and found.holder != "" and found.term == term
-
-    def _lease_shard(self, number: int, request: LeaseShard) -> ShardLease:
-        shard = self.shards.setdefault(number, Shard())
-        if request.release:
-            if shard.holder == request.holder:
-                shard.holder = ""
-            return ShardLease(shard=number, held=False, term=shard.term)
-        if shard.holder and shard.holder != request.holder and shard.expires > self._now():
-            return ShardLease(shard=number, held=False, term=shard.term, seconds=shard.expires - self._now())
-        if shard.holder != request.holder:
-            if shard.holder:
-                shard.ended_term = shard.term
-            shard.term += 1
-            shard.holder = request.holder
-        shard.expires = self._now() + self._shard
-        return ShardLease(shard=number, held=True, term=shard.term, seconds=self._shard)
-
-    def _met(self, request: LeaseShard, leases: list[ShardLease], drawn: list[Drawn]) -> ShardsLeased:
-        now = self._now()
-        asker = self.gateways.setdefault(request.holder, Gateway(request.number, now, now, request.serving, []))
-        if request.number >= asker.number:
-            asker.number, asker.expires, asker.open = request.number, now + self._shard, request.open
-            asker.serving = asker.serving and request.serving
-        there = {name: gateway for name, gateway in self.gateways.items() if gateway is asker or gateway.expires > now}
-        sharing = sorted(name for name, gateway in there.items() if gateway.serving and gateway.joined <= now - self._shard)
-        elsewhere: Counter[str] = Counter()
-        for gateway in there.values():
-            if gateway is not asker:
-                elsewhere.update({one.lane: one.requests for one in gateway.open})
-        return ShardsLeased(shards=leases, drawn=drawn, gateways=sharing, open=[OpenRequests(*one) for one in sorted(elsewhere.items())])
-
-    def _draw(self, draw: Draw, holder: str) -> Drawn:
-        shard = self.shards.get(draw.shard)
-        stored = self.windows.get(draw.window)
-        if shard is None or shard.holder != holder or (stored is not None and (stored.term, stored.number) >= (shard.term, draw.number)):
-            return Drawn(granted=False)
-        told = None
-        if draw.sent is None or draw.term != shard.term:
-            told = [] if stored is None else stored.may_have_sent(self._now(), draw.span)
-        sent = draw.sent if told is None else told
-        self.windows[draw.window] = Window(shard.term, draw.number, self._now(), list(sent or []), draw.permits, draw.seconds)
-        return Drawn(granted=True, sent=told)
+    # ---- runs -----------------------------------------------------------------------------------------------------------------------
 
     def _halt(self, request: HaltRun) -> RunHalted:
         run = self._run(request.run_id)

@@ -125,6 +125,13 @@ def python_files(folder: Path) -> list[Path]:
     return folders
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tests_are_in_the_file_that_is_named_before_them(page: Path) -> None:
+    for file, tests in re.findall(r"`(tests/[\w/]+\.py)` ((?:`test_\w+`(?:, )?)+)", page.read_text("utf-8")):
+        there = set(re.findall(r"def (test_\w+)", (ROOT / file).read_text("utf-8")))
+        assert set(re.findall(r"test_\w+", tests)) <= there, file
+
+
 def test_the_readmes_plays_load(tmp_path: Path) -> None:
     projects = python_files(tmp_path)
     assert len(projects) == 2

@@ -2,124 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
-from collections.abc import AsyncIterator
 from decimal import Decimal
-from typing import Any, TypeVar
 
-import msgspec
 import pytest
-from tests.fakes.receipts import MemoryReceipts
+from tests.integration.receipt_contract.conftest import FAILURE, Asker
 
-from rowmill.runtime.bus import Bus
-from rowmill.runtime.clock import SystemClock
-from rowmill.runtime.settings import ServiceSettings
 from rowmill_contracts.budgets import Limits
-from rowmill_contracts.envelope import Message
 from rowmill_contracts.presences import KeepPresence, PresenceKept
 from rowmill_contracts.receipts import (
     Claim,
-    ClaimAnswer,
-    ClaimReceipts,
-    Complete,
-    Completed,
-    Completion,
-    Confirm,
-    ConfirmAnswer,
-    Confirmed,
-    Fail,
-    FailedCall,
     HaltRun,
-    LeaseRef,
-    ReceiptsClaimed,
-    Release,
-    Released,
-    Renew,
-    Renewed,
     RunHalted,
-    StoreAnswer,
 )
-from rowmill_contracts.shards import Draw, Drawn, LeaseShard, OpenRequests, Sent, ShardLease, ShardsLeased
-from rowmill_contracts.tools import ToolFailure
-from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
-from rowmill_receipt_store.app import App
-from rowmill_receipt_store.settings import ReceiptStoreSettings
 
 pytestmark = pytest.mark.servers
-
-ReplyT = TypeVar("ReplyT", bound=Message)
-FAILURE = ToolFailure(tool="hunter.find", code="http_400", message="no")
-_shards = itertools.count()
-
-
-class Asker:
-    """Asks either store. Names are new for each test, so that tests share a database."""
-
-    def __init__(self, bus: Bus | None, memory: MemoryReceipts | None) -> None:
-        self._bus = bus
-        self._memory = memory
-        self.run = f"run-{secrets.token_hex(4)}"
-        self.now = SystemClock().now()
-
-    async def ask(self, message: Message, answer: type[ReplyT]) -> ReplyT:
-        if self._memory is not None:
-            reply = self._memory.answer(message)
-            assert isinstance(reply, answer)
-            return reply
-        assert self._bus is not None
-        return await self._bus.ask(message, RECEIPTS_CLAIMS if isinstance(message, ClaimReceipts) else RECEIPTS_SETTLE, answer)
-
-    async def claim(self, key: str, lease: str = "lease-1", **facts: Any) -> ClaimAnswer:
-        request = {name: facts.pop(name) for name in ("shard", "term", "confirm", "only_cached", "presence", "counts_deaths") if name in facts}
-        given: dict[str, Any] = {"run_id": self.run, "tool": "hunter.find", "effect": "read", "started_at": self.now, "caller": "leads/1"} | facts
-        claims = [Claim(key=key, lease_id=lease, **given)]
-        return (await self.ask(ClaimReceipts(holder="gateway", claims=claims, **request), ReceiptsClaimed)).answers[0]
-
-    async def confirm(self, key: str, lease: str = "lease-1", **facts: Any) -> ConfirmAnswer:
-        leases = [LeaseRef(key=key, lease_id=lease, run_id=self.run)]
-        return (await self.ask(Confirm(leases=leases, batch_id="batch", **facts), Confirmed)).answers[0]
-
-    async def complete(self, key: str, dispatch: int, lease: str = "lease-1", cost: str = "0") -> StoreAnswer:
-        completion = Completion(key=key, lease_id=lease, dispatch=dispatch, output=msgspec.Raw(b'{"raw":1}'), run_id=self.run, cost=Decimal(cost))
-        return (await self.ask(Complete(completions=[completion]), Completed)).answers[0]
-
-    async def fail(self, key: str, dispatch: int, lease: str = "lease-1", **facts: Any) -> StoreAnswer:
-        failed = FailedCall(key=key, lease_id=lease, dispatch=dispatch, run_id=self.run, failure=FAILURE, **facts)
-        return (await self.ask(Fail(failures=[failed]), Completed)).answers[0]
-
-    async def release(self, key: str, dispatch: int, lease: str = "lease-1") -> int:
-        leases = [LeaseRef(key=key, lease_id=lease, run_id=self.run, dispatch=dispatch)]
-        return (await self.ask(Release(leases=leases), Released)).released
-
-    async def shard(self, shard: int, holder: str, *, release: bool = False) -> ShardLease:
-        return (await self.ask(LeaseShard(holder=holder, shards=[shard], release=release), ShardsLeased)).shards[0]
-
-    async def draw(self, holder: str, draw: Draw, *, release: bool = False) -> Drawn:
-        request = LeaseShard(holder=holder, shards=[draw.shard], release=release, draws=[draw])
-        return (await self.ask(request, ShardsLeased)).drawn[0]
-
-    async def halt(self, action: Any, budget: str | None = None) -> str:
-        request = HaltRun(run_id=self.run, action=action, budget=None if budget is None else Decimal(budget))
-        return (await self.ask(request, RunHalted)).state
-
-
-@pytest.fixture(params=["memory", "service"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[Asker]:
-    if request.param == "memory":
-        yield Asker(None, MemoryReceipts(SystemClock().now))
-        return
-    urls = {"broker_url": request.getfixturevalue("broker_url"), "database_url": request.getfixturevalue("database_url")}
-    app = App(ReceiptStoreSettings(**urls))
-    await app.start()
-    async with Bus(ServiceSettings(**urls), service="asker") as bus:
-        yield Asker(bus, None)
-    await app.stop()
-
-
-@pytest.fixture
-def key() -> str:
-    return secrets.token_hex(32)
 
 
 async def test_a_claim_that_is_confirmed_at_once_runs_under_a_dispatch_and_its_result_serves_others(store: Asker, key: str) -> None:
@@ -247,32 +144,6 @@ async def test_looking_claims_nothing(store: Asker, key: str) -> None:
     assert (await store.claim(key, "lease-2")).state == "granted"
 
 
-async def test_a_renewed_lease_is_held_and_one_that_moved_is_not(store: Asker, key: str) -> None:
-    await store.claim(key, confirm=True)
-    renewed = await store.ask(
-        Renew(leases=[LeaseRef(key=key, lease_id=lease, run_id=store.run, dispatch=1) for lease in ("lease-1", "lease-2")]), Renewed
-    )
-    assert renewed.held == [True, False]
-
-
-async def test_a_shards_term_rises_with_its_holder_and_older_terms_are_refused(store: Asker, key: str) -> None:
-    shard = next(_shards)
-    first = await store.shard(shard, "gateway-1")
-    assert first.held
-    assert first.seconds > 0
-    assert not (await store.shard(shard, "gateway-2")).held
-    assert (await store.shard(shard, "gateway-1")).term == first.term
-    queued = await store.claim(key, shard=shard, term=first.term)
-    assert queued.state == "granted"
-    await store.shard(shard, "gateway-1", release=True)
-    second = await store.shard(shard, "gateway-2")
-    assert second.held
-    assert second.term > first.term
-    assert (await store.confirm(key, shard=shard, term=first.term)).state == "refused"
-    assert (await store.claim(secrets.token_hex(32), shard=shard, term=first.term)).state == "refused"
-    assert (await store.claim(secrets.token_hex(32), shard=shard, term=second.term)).state == "granted"
-
-
 async def test_a_stopped_run_neither_claims_nor_confirms_and_stays_stopped(store: Asker, key: str) -> None:
     await store.claim(key)
     assert await store.halt("stop") == "stopped"
@@ -355,84 +226,6 @@ async def test_a_budget_is_reserved_spent_and_refunded(store: Asker, key: str) -
     await store.fail(keys[2], 1)
     assert (await store.claim(keys[3], confirm=True, cost=cost)).state == "over_budget"
     assert (await store.claim(key)).state == "granted"
-
-
-async def test_who_takes_a_shard_over_is_told_what_its_predecessor_may_have_sent(store: Asker, key: str) -> None:
-    shard = next(_shards)
-    term = (await store.shard(shard, "gateway-1")).term
-    draw = Draw(window=key, shard=shard, number=1, permits=7, seconds=2.0, span=60.0)
-    assert await store.draw("gateway-1", draw) == Drawn(granted=True, sent=[]), "nothing is known of a window that nobody drew for"
-    known = msgspec.structs.replace(draw, number=2, term=term, sent=[Sent(30.0, 4), Sent(1.0, 2)])
-    assert await store.draw("gateway-1", known) == Drawn(granted=True), "the holder knows better"
-    assert await store.draw("gateway-1", draw) == Drawn(granted=False), "an older draw comes too late"
-    assert await store.draw("gateway-2", msgspec.structs.replace(draw, number=9)) == Drawn(granted=False), "another holds the shard"
-
-    last = msgspec.structs.replace(known, number=3, permits=5, seconds=0.0, sent=[Sent(31.0, 4), Sent(59.9, 9), Sent(2.0, 2), Sent(0.5, 3)])
-    assert (await store.draw("gateway-1", last, release=True)).granted
-    told = (await store.draw("gateway-2", msgspec.structs.replace(draw, number=1, span=58.0))).sent
-    assert told is not None
-    assert [one.requests for one in told] == [4, 2, 3, 5], "oldest first, within the span, permits as late as they go"
-    for one, least in zip(told, [31.0, 2.0, 0.5, 0.0], strict=True):
-        assert least <= one.seconds_ago < least + 20
-    assert await store.draw("gateway-1", msgspec.structs.replace(last, number=4)) == Drawn(granted=False), "its term is over"
-
-
-async def test_a_report_of_a_former_term_is_not_believed(store: Asker, key: str) -> None:
-    shard = next(_shards)
-    first = (await store.shard(shard, "gateway-1")).term
-    draw = Draw(window=key, shard=shard, number=1, permits=3, seconds=1000.0, span=60.0)
-    await store.draw("gateway-1", draw)
-    await store.shard(shard, "gateway-1", release=True)
-    await store.shard(shard, "gateway-2")
-    await store.shard(shard, "gateway-2", release=True)
-    told = (await store.draw("gateway-1", msgspec.structs.replace(draw, number=2, term=first, sent=[]))).sent
-    assert told is not None
-    assert [one.requests for one in told] == [3]
-    assert told[0].seconds_ago < 0, "its permits are still good"
-
-
-async def test_who_takes_a_shard_is_told_what_its_former_holder_has_open(store: Asker) -> None:
-    shard = next(_shards)
-    lane = OpenRequests(f"acme/lane-{shard}", 3)
-    await store.ask(LeaseShard(holder=f"first-{shard}", shards=[shard], number=1), ShardsLeased)
-    given_up = LeaseShard(holder=f"first-{shard}", shards=[shard], release=True, open=[lane], number=2)
-    assert lane not in (await store.ask(given_up, ShardsLeased)).open, "it knows that itself"
-    taken = await store.ask(LeaseShard(holder=f"second-{shard}", shards=[shard], number=1), ShardsLeased)
-    assert taken.shards[0].held
-    assert lane in taken.open
-    await store.ask(LeaseShard(holder=f"first-{shard}", shards=[], serving=False, number=3), ShardsLeased)
-    assert lane not in (await store.ask(LeaseShard(holder=f"second-{shard}", shards=[shard], number=2), ShardsLeased)).open
-
-
-async def test_a_lease_ends_with_the_presence_of_its_process(store: Asker, key: str) -> None:
-    mine = f"executor-{key[:8]}"
-    assert (await store.claim(key, confirm=True, presence=mine)).state == "refused", "nobody has said that it is there"
-    assert (await store.ask(KeepPresence(presence=mine), PresenceKept)).held
-    assert (await store.claim(key, confirm=True, presence=mine)).dispatch == 1
-    assert (await store.claim(key, "lease-2", confirm=True)).state == "held"
-    assert not (await store.ask(KeepPresence(presence=mine, leave=True), PresenceKept)).held
-    assert not (await store.ask(KeepPresence(presence=mine), PresenceKept)).held, "it has ended for good"
-    assert (await store.claim(secrets.token_hex(32), presence=mine)).state == "refused"
-    assert (await store.claim(key, "lease-2", confirm=True)).dispatch == 2
-
-
-async def test_a_lease_that_nobody_took_is_bound_to_another_presence(store: Asker, key: str) -> None:
-    mine, again = f"executor-{key[:8]}", f"executor-{key[8:16]}"
-    await store.ask(KeepPresence(presence=mine), PresenceKept)
-    await store.claim(key, confirm=True, presence=mine)
-    await store.ask(KeepPresence(presence=mine, leave=True), PresenceKept)
-    await store.ask(KeepPresence(presence=again), PresenceKept)
-    renewed = await store.ask(Renew(leases=[LeaseRef(key=key, lease_id="lease-1", run_id=store.run, dispatch=1)], presence=again), Renewed)
-    assert renewed.held == [True]
-    assert (await store.claim(key, "lease-2", confirm=True)).state == "held"
-
-
-async def test_a_newer_body_takes_over_what_its_run_holds(store: Asker, key: str) -> None:
-    await store.claim(key, confirm=True, run_term=3)
-    assert (await store.claim(key, "lease-2", confirm=True, run_term=3)).state == "held"
-    assert (await store.claim(key, "lease-2", confirm=True, run_term=9, run_id=f"{store.run}-other")).state == "held"
-    assert (await store.claim(key, "lease-2", confirm=True, run_term=4)).dispatch == 2
-    assert (await store.complete(key, 1)).state == "superseded"
 
 
 async def test_failures_of_before_a_retry_answer_no_call_of_it_and_outputs_do(store: Asker, key: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.unit.row_executor.leads import Tools
 
 from rowmill import registry
 from rowmill.paged_handle import PagedHandle
@@ -200,3 +201,8 @@ def frozen_clock() -> FrozenClock:
 async def bench(fresh_registry: registry.Registry) -> AsyncIterator[Bench]:
     with ThreadPoolExecutor(2) as threads:
         yield Bench(threads)
+
+
+@pytest.fixture
+def tools(fresh_registry: Any) -> Tools:
+    return Tools()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.unit.row_executor.conftest import RUN, Bench
-from tests.unit.row_executor.test_rows import dataset, settled
+from tests.unit.row_executor.leads import dataset, settled
 
 from rowmill.runtime.clock import SystemClock
 from rowmill_contracts.rows import RowTask

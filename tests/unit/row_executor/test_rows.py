@@ -4,90 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from contextvars import ContextVar
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import pytest
 from pydantic import BaseModel
+from tests.unit.row_executor.leads import RUN, Tools, dataset, found, meta, settled
 
-from rowmill import HttpTool, Provider, RowContext, column, steps
+from rowmill import RowContext, column
 from rowmill.datasets import DatasetBuilder
 from rowmill.errors import AskTimeout
-from rowmill_contracts.tools import CallItem, CallOutcome, ToolFailure
-
-RUN = "run-1"
+from rowmill_contracts.tools import CallItem, CallOutcome
 
 
 class Lead(BaseModel):
     domain: str
     size: int | None = None
-
-
-class FindIn(BaseModel):
-    domain: str
-
-
-class FindOut(BaseModel):
-    email: str | None = None
-
-
-class Tools:
-    """Two providers with a tool each."""
-
-    def __init__(self) -> None:
-        hunter = Provider("hunter", base_url="http://127.0.0.1:1")
-        apollo = Provider("apollo", base_url="http://127.0.0.1:1")
-
-        @hunter.post("/find", effect="read", cost=Decimal("0.01"))
-        class Find(HttpTool[FindIn, FindOut]):
-            extract: ClassVar[dict[str, list[str]]] = {"email": ["email"]}
-
-        @apollo.post("/match", effect="read", cost=Decimal("0.02"))
-        class Match(HttpTool[FindIn, FindOut]):
-            extract: ClassVar[dict[str, list[str]]] = {"email": ["email"]}
-
-        self.find, self.match = Find, Match
-
-
-@pytest.fixture
-def tools(fresh_registry: Any) -> Tools:
-    return Tools()
-
-
-def dataset(**columns: Any) -> DatasetBuilder:
-    builder = DatasetBuilder("leads", [], None)  # type: ignore[arg-type]
-    for name, resolver in columns.items():
-        options = resolver if isinstance(resolver, dict) else {"resolver": resolver}
-        builder = builder.with_column(name, **options)
-    return builder
-
-
-def settled(bench: Any) -> list[Any]:
-    rows = bench.settler.settled[RUN, "leads"]
-    return [rows[index] for index in sorted(rows)]
-
-
-def meta(row: Any) -> dict[str, Any]:
-    cells: dict[str, Any] = msgspec.json.decode(row.meta)
-    return cells
-
-
-def found(email: str | None, **facts: Any) -> Callable[[CallItem], CallOutcome]:
-    def answer(item: CallItem) -> CallOutcome:
-        raw = {"email": email}
-        return CallOutcome(
-            call_id=item.call_id,
-            outcome="completed" if email else "no_result",
-            result=msgspec.Raw(msgspec.json.encode({"raw": raw, "data": raw, "meta": {}, "job_id": None})),
-            receipt=item.receipt_key[:12],
-            cost=Decimal("0.01"),
-            **facts,
-        )
-
-    return answer
 
 
 async def test_columns_run_in_order_and_see_earlier_ones(bench: Any) -> None:
@@ -194,152 +128,6 @@ async def test_a_cell_is_not_reused_when_a_column_that_it_read_came_out_otherwis
 
 
 # ---- calls ------------------------------------------------------------------------------------------------------------------------------
-
-
-async def test_a_call_gives_a_typed_result_and_its_cost_goes_with_cell_and_row(bench: Any, tools: Tools) -> None:
-    async def email(row: Any, ctx: RowContext) -> str | None:
-        result = await ctx.call(tools.find, FindIn(domain=row["domain"]))
-        assert result.data.email == result.get("email")
-        assert result.execution.cost == Decimal("0.01")
-        return result.data.email
-
-    bench.answer = found("x@a")
-    await bench.run_rows(dataset(email=email).program(), [{"domain": "a"}])
-    row = settled(bench)[0]
-    assert msgspec.json.decode(row.values) == {"email": "x@a"}
-    assert (row.calls, row.cost) == (1, Decimal("0.01"))
-    assert {"provider": "hunter", "calls": 1, "cost": "0.01"}.items() <= meta(row)["email"].items()
-    item = bench.desk.asked[0]
-    assert (item.tool, item.row, bytes(item.input)) == ("hunter.find", "leads/key-0", b'{"domain":"a"}')
-
-
-async def test_answers_of_others_cost_this_row_nothing(bench: Any, tools: Tools) -> None:
-    bench.answer = found("x@a", execution="cache")
-    await bench.run_rows(dataset(e=lambda row, ctx: ctx.call(tools.find, {"domain": "a"})).program(), [{"n": 1}])
-    assert (settled(bench)[0].calls, settled(bench)[0].cost) == (0, 0)
-
-
-async def test_an_input_that_does_not_fit_the_tool_fails_the_row_and_asks_nobody(bench: Any, tools: Tools) -> None:
-    await bench.run_rows(dataset(e=lambda row, ctx: ctx.call(tools.find, {"dom": "a"})).program(), [{"n": 1}])
-    assert settled(bench)[0].error.code == "input_invalid"
-    assert "domain" in settled(bench)[0].error.message
-    assert not bench.desk.asked
-
-
-async def test_a_failed_call_raises_its_record_in_the_resolver(bench: Any, tools: Tools) -> None:
-    bench.answer = lambda item: CallOutcome(
-        call_id=item.call_id, outcome="failed", failure=ToolFailure(tool=item.tool, code="http_404", message="not there", status=404)
-    )
-    await bench.run_rows(dataset(e=lambda row, ctx: ctx.call(tools.find, {"domain": "a"})).program(), [{"n": 1}])
-    error = settled(bench)[0].error
-    assert (error.code, error.tool, error.column) == ("http_404", "hunter.find", "e")
-
-
-async def test_an_unknown_outcome_fails_the_row_and_says_what_to_do(bench: Any, tools: Tools) -> None:
-    bench.answer = lambda item: CallOutcome(call_id=item.call_id, outcome="unknown", receipt="abc")
-    await bench.run_rows(dataset(e=lambda row, ctx: ctx.call(tools.find, {"domain": "a"})).program(), [{"n": 1}])
-    error = settled(bench)[0].error
-    assert error.code == "outcome_unknown"
-    assert "abc" in error.message
-
-
-async def test_a_waterfall_goes_on_past_an_unavailable_provider_and_says_so(bench: Any, tools: Tools) -> None:
-    async def first(row: Any, ctx: RowContext) -> Any:
-        return (await ctx.call(tools.find, {"domain": row["domain"]})).get("email")
-
-    async def second(row: Any, ctx: RowContext) -> Any:
-        return (await ctx.call(tools.match, {"domain": row["domain"]})).get("email")
-
-    contact = (
-        steps(continue_on_provider_unavailable=True)
-        .step("hunter", first)
-        .step("apollo", second, run_if=lambda row: row["hunter"] is None)
-        .returns(lambda row: row["hunter"] or row["apollo"])
-    )
-
-    def answer(item: CallItem) -> CallOutcome:
-        if item.tool == "hunter.find":
-            failure = ToolFailure(tool=item.tool, code="provider_unavailable", message="down", provider="hunter", category="unavailable")
-            return CallOutcome(call_id=item.call_id, outcome="failed", failure=failure)
-        return found("y@a")(item)
-
-    bench.answer = answer
-    await bench.run_rows(dataset(contact=contact).program(), [{"domain": "a"}])
-    row = settled(bench)[0]
-    assert msgspec.json.decode(row.values) == {"contact": "y@a"}
-    told = meta(row)["contact"]
-    assert told["steps"] == {"hunter": "missed"}
-    assert [attempt["status"] for attempt in told["attempts"]] == ["unavailable", "completed"]
-    assert [item.max_wait for item in bench.desk.asked] == [60.0, 60.0]
-
-
-async def test_a_deferred_call_parks_its_row_through_whatever_author_code_catches(bench: Any, tools: Tools) -> None:
-    swallowed = []
-
-    async def email(row: Any, ctx: RowContext) -> str:
-        try:
-            await ctx.call(tools.find, {"domain": "a"})
-        except Exception as error:
-            swallowed.append(error)
-        except BaseException:
-            return "made up"
-        finally:
-            await ctx.call(tools.match, {"domain": "a"})
-        return "went on"
-
-    bench.answer = lambda item: CallOutcome(call_id=item.call_id, outcome="deferred", wait_ms=1500, reason="rate_limited")
-    await bench.run_rows(dataset(email=email).program(), [{"n": 1}], waits=2)
-    assert (RUN, "leads") not in bench.settler.settled
-    [(_, row, reason, halted)] = bench.settler.parked
-    assert (row.waits, row.wait_ms, row.asked, reason, halted) == (3, 1500, 1000.0, "rate_limited", False)
-    assert not swallowed
-    assert len(bench.desk.asked) == 1
-
-
-async def test_a_row_that_swallows_having_been_parked_is_parked_all_the_same(bench: Any, tools: Tools) -> None:
-    async def email(row: Any, ctx: RowContext) -> str:
-        try:
-            await ctx.call(tools.find, {"domain": "a"})
-        except BaseException:
-            return "made up"
-        return "went on"
-
-    bench.answer = lambda item: CallOutcome(call_id=item.call_id, outcome="halted", reason="budget")
-    await bench.run_rows(dataset(email=email).program(), [{"n": 1}])
-    [(_, row, reason, halted)] = bench.settler.parked
-    assert (row.wait_ms, reason, halted) == (None, "budget", True)
-
-
-async def test_a_parked_row_keeps_when_its_call_was_first_asked_for(bench: Any, tools: Tools) -> None:
-    bench.answer = lambda item: CallOutcome(call_id=item.call_id, outcome="deferred", wait_ms=10)
-    await bench.run_rows(dataset(e=lambda row, ctx: ctx.call(tools.find, {"domain": "a"})).program(), [{"n": 1}], asked=400.0, waits=1)
-    assert bench.desk.asked[0].asked == 400.0
-    assert bench.settler.parked[0][1].asked == 400.0
-
-
-async def test_calls_after_the_one_that_waited_have_not_waited_themselves(bench: Any, tools: Tools) -> None:
-    async def both(row: Any, ctx: RowContext) -> None:
-        await ctx.call(tools.find, {"domain": "a"})
-        await ctx.call(tools.match, {"domain": "a"})
-
-    bench.answer = found("x@a", completed_at=990.0)
-    await bench.run_rows(dataset(both=both).program(), [{"n": 1}], asked=400.0, waits=1)
-    assert [item.asked for item in bench.desk.asked] == [400.0, 1000.0]
-
-
-async def test_one_call_id_twice_at_once_in_a_row_is_refused(bench: Any, tools: Tools) -> None:
-    async def both(row: Any, ctx: RowContext) -> None:
-        await asyncio.gather(ctx.call(tools.find, {"domain": "a"}), ctx.call(tools.find, {"domain": "b"}))
-
-    async def named(row: Any, ctx: RowContext) -> int:
-        one, two = await asyncio.gather(ctx.call(tools.find, {"domain": "a"}), ctx.call(tools.find, {"domain": "b"}, id="second"))
-        return len([one, two])
-
-    bench.answer = found("x@a")
-    await bench.run_rows(dataset(both=both).program(), [{"n": 1}])
-    assert (settled(bench)[0].status, "id=" in settled(bench)[0].error.message) == ("failed", True)
-    await bench.run_rows(dataset(named=named).program(), [{"n": 1}])
-    assert settled(bench)[0].status == "completed"
 
 
 async def test_a_dataset_in_a_resolver_is_refused_with_advice(bench: Any) -> None:
