@@ -12,7 +12,7 @@ from tests.integration.admission.admission_neighbours import Neighbours, new_run
 from rowmill_contracts.asks import RequestDied
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.envelope import Message, encode
-from rowmill_contracts.receipts import ClaimReceipts
+from rowmill_contracts.receipts import ClaimReceipts, Complete, Fail
 from rowmill_contracts.retries import ReopenRows, RunRetry
 from rowmill_contracts.rows import LookupRows, QuerySheets, ReadRows, RowsLooked, RowsRead, RowsSettled, RowTasks, SheetsQueried
 from rowmill_contracts.runs import (
@@ -40,6 +40,7 @@ from rowmill_contracts.topology import (
     EXECUTOR_ROWS,
     INPUTS,
     RECEIPTS_CLAIMS,
+    RECEIPTS_SETTLE,
     RUNS_START,
     SHEETS_ASKS,
     SHEETS_SETTLE,
@@ -180,6 +181,8 @@ async def test_who_asked_what_died_is_answered_with_the_error(neighbours: Neighb
     }
     questions: list[tuple[Message, str, type[Any]]] = [
         (ClaimReceipts(holder="h", claims=[]), RECEIPTS_CLAIMS, RequestDied),
+        (Complete(completions=[]), RECEIPTS_SETTLE, RequestDied),
+        (Fail(failures=[]), RECEIPTS_SETTLE, RequestDied),
         (TakeRun(run_id="r", read_only=True), ADMISSION_ASKS, RequestDied),
         (GetRun(run_id="r"), ADMISSION_ASKS, RequestDied),
         (RunRetry(run_id="r"), ADMISSION_RUNS, RequestDied),

@@ -91,3 +91,23 @@ async def test_who_asks_while_we_close_is_told_that_we_are_unavailable(database_
     await database.close()
     with pytest.raises(UnavailableError, match="being closed"):
         await database.fetch("SELECT 1")
+
+
+@pytest.mark.parametrize("told", [asyncpg.ReadOnlySQLTransactionError, asyncpg.ObjectNotInPrerequisiteStateError])
+async def test_a_database_that_changes_its_role_is_waited_for(database: Database, told: type[asyncpg.PostgresError]) -> None:
+    """As in a failover: for a while it is read-only, or takes nobody. Whose statement is told so has it repeated."""
+    tries = 0
+
+    async def work(connection: Connection) -> int:
+        nonlocal tries
+        tries += 1
+        if tries > 2:
+            return tries
+        if told is asyncpg.ReadOnlySQLTransactionError:
+            await connection.execute("SET TRANSACTION READ ONLY")
+            await connection.execute("CREATE TABLE kept (number integer)")
+        else:
+            await connection.execute(f"DO $$ BEGIN RAISE 'not now' USING ERRCODE = '{told.sqlstate}'; END $$")
+        return 0
+
+    assert await database.transact(work) == 3
