@@ -1,6 +1,7 @@
 """What every kind of server node can do, whoever runs it, and the pair of them.
 
-All calls block: wrap them in ``asyncio.to_thread`` in async code. A node keeps its URL over stop, kill and restart.
+All calls block: wrap them in ``asyncio.to_thread`` in async code. A node keeps its URL over stop, kill and restart, unless another program
+took its port meanwhile and keeps it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Iterable
 from pathlib import Path
+
+from rowmill.dev.processes import wait_until
 
 LOOPBACK = "127.0.0.1"
 
@@ -41,6 +44,12 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def come_free(ports: Iterable[int], *, timeout: float = 5.0) -> bool:
+    """Whether a server could listen on each of these, at once or within `timeout` seconds: who knows our URL should find us there again."""
+    ports = list(ports)
+    return wait_until(lambda: all(is_free(port) for port in ports), timeout=timeout)
 
 
 def speaks_amqp(host: str, port: int, *, timeout: float = 2.0) -> bool:

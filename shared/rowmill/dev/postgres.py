@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rowmill.dev import databases, processes
-from rowmill.dev.ports import LOOPBACK, free_ports, is_free
+from rowmill.dev.ports import LOOPBACK, come_free, free_ports
 from rowmill.dev.processes import Account, ProcessMark
 from rowmill.dev.state import read_record, write_record
 from rowmill.errors import PackagesMissing, ServersUnavailable
@@ -75,7 +75,7 @@ class PrivatePostgres:
         account = processes.account_for("postgres")
         processes.make_private_folder(self.folder, account)
         record = self._record() or {"password": secrets.token_urlsafe(18), "port": None, "made": False}
-        if record["port"] is None or not is_free(record["port"]):
+        if record["port"] is None or not come_free([record["port"]]):
             record["port"] = free_ports(1)[0]
         write_record(self._record_file, record)
         programs = self._programs()

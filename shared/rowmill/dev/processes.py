@@ -100,7 +100,7 @@ def start_detached(argv: Sequence[str], *, account: Account, env: Mapping[str, s
 
 
 def mark_of(pid: int) -> ProcessMark | None:
-    """The mark of the process that has this pid now; None if there is none or it is a zombie."""
+    """The mark of the process that has this pid now; None if there is none or all of it has ended."""
     stat = _stat(pid)
     return None if stat is None else ProcessMark(pid, stat[1])
 
@@ -240,6 +240,14 @@ def _stat(pid: int) -> tuple[int, str] | None:
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name in parentheses may itself hold spaces and parentheses
-    if fields[0] in {"Z", "X"}:
+    if fields[0] in {"Z", "X"} and not _threads_left(pid):
         return None
     return int(fields[1]), f"{boot}.{fields[19]}"
+
+
+def _threads_left(pid: int) -> bool:
+    """Whether threads besides the first are left: until they have ended, too, what the process had open is open, its listening sockets among it."""
+    try:
+        return len(list((_PROC / str(pid) / "task").iterdir())) > 1
+    except OSError:
+        return False

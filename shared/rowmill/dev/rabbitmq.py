@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rowmill.dev import processes
-from rowmill.dev.ports import LOOPBACK, free_ports, is_free, speaks_amqp
+from rowmill.dev.ports import LOOPBACK, come_free, free_ports, speaks_amqp
 from rowmill.dev.processes import Account, ProcessMark
 from rowmill.dev.state import read_record, write_record
 from rowmill.errors import PackagesMissing, ServersUnavailable
@@ -65,7 +65,7 @@ class PrivateRabbitMQ:
         processes.make_private_folder(self.folder, account)
         record = self._record() or {"password": secrets.token_urlsafe(18), "ports": []}
         self._end_port_mapper(record)
-        if not record["ports"] or not all(is_free(port) for port in record["ports"]):
+        if not record["ports"] or not come_free(record["ports"]):
             record["ports"] = free_ports(3)
         write_record(self._record_file, record)
         self._configure(record, account)

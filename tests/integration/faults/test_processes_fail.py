@@ -36,9 +36,11 @@ def sizes(system: Harmed) -> dict[str, int]:
 
 
 async def restart(system: Harmed, times: int) -> None:
+    url = system.nodes.broker.url
     for _ in range(times):
         await asyncio.to_thread(system.nodes.broker.kill)
         await asyncio.to_thread(system.nodes.broker.start)
+        assert system.nodes.broker.url == url, "services would look for it in vain"
         await system.consuming()
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from rowmill.dev.processes import ProcessMark, account_for, alive, last_words, mark_of, send, signal_tree, tree
+from rowmill.dev.ports import is_free
+from rowmill.dev.processes import ProcessMark, account_for, alive, kill_tree, last_words, mark_of, send, signal_tree, tree, wait_until
 from rowmill.errors import ServersUnavailable
 
 
@@ -25,6 +28,31 @@ def test_a_reused_pid_is_never_signalled() -> None:
     send(former, signal.SIGKILL)
     signal_tree(former, signal.SIGKILL)
     assert tree(former) == []
+
+
+LEADERLESS = """
+import ctypes, socket, threading, time
+listening = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+print(listening.getsockname()[1], flush=True)
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[__import__("os").uname().machine], 0)
+"""
+"""Ends its first thread by `exit` as the kernel knows it, so that another is left, and with it what the process has open."""
+
+
+def test_a_process_is_alive_until_its_last_thread_has_ended() -> None:
+    """The kernel shows a zombie as soon as the first thread has ended; who started a server anew then found its port taken."""
+    with subprocess.Popen([sys.executable, "-c", LEADERLESS], stdout=subprocess.PIPE, text=True) as process:
+        mark = mark_of(process.pid)
+        assert mark is not None
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        assert wait_until(lambda: Path(f"/proc/{process.pid}/status").read_text().count("State:\tZ") == 1, timeout=10)
+        assert alive(mark)
+        assert not is_free(port)
+        kill_tree(mark)
+        assert not alive(mark)
+        assert is_free(port)
 
 
 def test_our_tree_starts_with_ourselves() -> None:
