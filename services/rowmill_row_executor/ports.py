@@ -44,7 +44,7 @@ class StepReceipts(Protocol):
         """Claim a key, or hear what is stored for it, however long that takes. Raises `UnavailableError` where this process stops."""
 
     async def confirm(self, lease: LeaseRef) -> ConfirmAnswer:
-        """Right before a step that must not be repeated, likewise."""
+        """Right before a step that must not be repeated, likewise. Raises what its asking ended in where no receipt-store survives it."""
 
     async def complete(self, completion: Completion) -> StoreAnswer:
         """Store a result; returns once it is stored, however long that takes."""

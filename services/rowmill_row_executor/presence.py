@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 
 import structlog
 
-from rowmill.errors import RowmillError
+from rowmill.errors import AskDied, RowmillError
+from rowmill.runtime import asking
 from rowmill.runtime.clock import Clock, backoff, new_id
 from rowmill_contracts.presences import KeepPresence
 from rowmill_contracts.receipts import MAX_ITEMS, LeaseRef, Renew
@@ -35,13 +36,17 @@ class Presence:
         self._renewal = renewal
         self._name = ""
         self._naming = asyncio.Lock()
+        self._given_up: Exception | None = None
         self._held: dict[str, tuple[LeaseRef, Callable[[], object]]] = {}
         thread.on_stop(self._leave)
 
     async def present(self, instead_of: str = "") -> str:
         """The name under which this process is there, stored, however long that takes; another than ``instead_of``.
 
-        Raises `UnavailableError` where this process stops.
+        Raises:
+            UnavailableError: this process stops.
+            Exception: the last of ten errors that say more than that nobody answered; so do those who waited for the same.
+
         """
         return await self._thread.carry_out(lambda: self._present(instead_of))
 
@@ -58,8 +63,11 @@ class Presence:
     # ---- on the thread ----------------------------------------------------------------------------------------------------------------
 
     async def _present(self, instead_of: str) -> str:
+        before = self._given_up
         async with self._naming:
             if self._name in ("", instead_of):
+                if self._given_up is not None and self._given_up is not before:
+                    raise self._given_up
                 first = not self._name
                 name = new_id("executor-")
                 lasting = await self._begin(name)
@@ -73,13 +81,17 @@ class Presence:
             return self._name
 
     async def _begin(self, name: str) -> float:
-        failures = 0
+        failures = refusals = 0
         owners = await self._thread.owners()
         while True:
             try:
                 return (await owners.keep_presence(KeepPresence(presence=name))).seconds
             except Exception as error:
                 failures += 1
+                refusals += isinstance(error, AskDied) or not isinstance(error, RowmillError)
+                if refusals >= asking.GIVEN_UP_AFTER:
+                    self._given_up = error
+                    raise
                 log.warning("presence_not_begun", failures=failures, error=str(error), exc_info=unforeseen(error))
                 await self._clock.sleep(backoff(failures, first=0.1, limit=_AGAIN))
 

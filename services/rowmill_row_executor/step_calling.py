@@ -16,7 +16,7 @@ from rowmill.durations import Duration, optional_seconds
 from rowmill.encoding.canonical import canonical
 from rowmill.encoding.receipts import receipt_key, scope_of, short_digest
 from rowmill.encoding.values import HandleFactory, decode_value, encode_value
-from rowmill.errors import DefinitionError, StepFailed, UsageError, ValueNotStorable
+from rowmill.errors import AskDied, DefinitionError, StepFailed, UsageError, ValueNotStorable
 from rowmill.versions import code_version
 from rowmill_contracts.tools import CallOutcome, Effect, ToolFailure
 from rowmill_row_executor.endings import OutcomeUnknown, Parked
@@ -167,6 +167,14 @@ def encoded(step: StepCall, value: Any) -> bytes:
 
 def failure_of(step: StepCall, code: str, message: str) -> ToolFailure:
     return ToolFailure(tool=step.tool, code=code, message=printable(message), origin="step", category="step")
+
+
+def not_begun(tool: str, error: Exception) -> ToolFailure:
+    """Nobody survives what a step asks before it is begun, so it failed; nothing was claimed, or that is given back."""
+    if isinstance(error, AskDied):
+        return ToolFailure(tool=tool, code="dead_lettered", message=str(error), origin="receipts", category="dead_lettered")
+    message = f"{tool} could not be claimed: {error!r}"
+    return ToolFailure(tool=tool, code="claim_failed", message=printable(message), origin="receipts", category="step")
 
 
 def raised(step: StepCall, error: BaseException) -> ToolFailure:

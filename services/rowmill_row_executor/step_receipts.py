@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import structlog
 
 from rowmill.encoding.receipts import short_digest
-from rowmill.errors import AskDied, RowmillError
+from rowmill.errors import AskDied, RowmillError, UnavailableError
 from rowmill.runtime.asking import GIVEN_UP_AFTER, AskBus, ReplyT, tries_of
 from rowmill.runtime.clock import Clock, backoff
 from rowmill.runtime.gathering import Gatherer
@@ -39,9 +39,8 @@ from rowmill_contracts.receipts import (
     Released,
     StoreAnswer,
 )
-from rowmill_contracts.tools import ToolFailure
 from rowmill_contracts.topology import RECEIPTS_CLAIMS, RECEIPTS_SETTLE
-from rowmill_row_executor.failures import printable
+from rowmill_row_executor.step_calling import not_begun
 
 log = structlog.get_logger()
 
@@ -97,13 +96,17 @@ class BusStepReceipts:
     async def claim(self, claim: Claim, *, confirm: bool) -> ClaimAnswer:
         while True:
             presence = self._presence
-            if not presence:
-                presence = self._presence = await self._leases.present()
-            answer: ClaimAnswer = await self._ask(self._claims[confirm], claim, self._unheard)
-            if answer.state != "refused":
-                return answer
-            if self._presence == presence:  # it has ended: this process was away for too long
-                self._presence = await self._leases.present(instead_of=presence)
+            if presence:
+                answer: ClaimAnswer = await self._ask(self._claims[confirm], claim, self._unheard)
+                if answer.state != "refused":
+                    return answer
+            if self._presence == presence:  # there is none yet, or it has ended: this process was away for too long
+                try:
+                    self._presence = await self._leases.present(instead_of=presence)
+                except UnavailableError:
+                    raise
+                except Exception as error:
+                    return ClaimAnswer(state="failed", failure=not_begun(claim.tool, error))
 
     async def confirm(self, lease: LeaseRef) -> ConfirmAnswer:
         answer: ConfirmAnswer = await self._ask(self._confirms, lease)
@@ -167,7 +170,7 @@ class BusStepReceipts:
                     return
                 for claim in claims:
                     self.release(_unsent(claim))  # for what is known it may be ours
-                _tell(items, [ClaimAnswer(state="failed", failure=_dead(claim.tool, error)) for claim in claims])
+                _tell(items, [ClaimAnswer(state="failed", failure=not_begun(claim.tool, error)) for claim in claims])
                 return
             if reply is None:
                 for claim in claims:  # each may be ours (there are none where nothing was asked)
@@ -183,10 +186,13 @@ class BusStepReceipts:
     async def _confirm(self, items: list[_Item]) -> None:
         request = Confirm(leases=[item.facts for item in items])
         try:
-            reply = await self._until_heard(request, RECEIPTS_SETTLE, Confirmed, wanted_by=items)
-        except Exception:
-            log.exception("steps_not_confirmed", leases=len(items))
-            _tell(items, [ConfirmAnswer(state="lost")] * len(items))
+            reply = await self._until_heard(request, RECEIPTS_SETTLE, Confirmed, wanted_by=items, tries=tries_of(items))
+        except Exception as error:
+            if len(items) > 1:  # likewise
+                await asyncio.gather(*(self._confirm([item]) for item in items))
+                return
+            log.exception("step_not_confirmed", receipt=short_digest(items[0].facts.key))
+            _tell_error(items[0], error)
         else:
             _tell(items, [] if reply is None else reply.answers)
 
@@ -250,9 +256,7 @@ def _tell(items: Sequence[_Item], answers: Sequence[object]) -> None:
             item.answer.set_result(answer)
 
 
-def _dead(tool: str, error: Exception) -> ToolFailure:
-    """Nothing was claimed, as far as is known: the step failed before it was begun."""
-    if isinstance(error, AskDied):
-        return ToolFailure(tool=tool, code="dead_lettered", message=str(error), origin="receipts", category="dead_lettered")
-    message = f"{tool} could not be claimed: {error!r}"
-    return ToolFailure(tool=tool, code="claim_failed", message=printable(message), origin="receipts", category="step")
+def _tell_error(item: _Item, error: Exception) -> None:
+    if not item.answer.done():
+        item.answer.set_exception(error)
+        item.answer.exception()  # who asked may be gone, and then nobody else looks at it

@@ -12,12 +12,12 @@ import msgspec
 import structlog
 
 from rowmill.encoding.receipts import short_digest
-from rowmill.errors import RowmillError, StepFailed
+from rowmill.errors import RowmillError, StepFailed, UnavailableError
 from rowmill.runtime.clock import Clock, new_id
 from rowmill_contracts.receipts import Claim, ClaimAnswer, Completion, FailedCall, LeaseRef
 from rowmill_contracts.tools import CallOutcome, ToolFailure
 from rowmill_row_executor.ports import Asker, StepReceipts
-from rowmill_row_executor.step_calling import StepCall, encoded, enter, failure_of, raised
+from rowmill_row_executor.step_calling import StepCall, encoded, enter, failure_of, not_begun, raised
 
 log = structlog.get_logger()
 
@@ -90,9 +90,11 @@ class StepRunner:
             return await self._under_lease(step, lease, limit)
         try:
             confirmed = await self._receipts.confirm(lease)
-        except BaseException:
+        except BaseException as error:
             self._receipts.release(lease)
-            raise
+            if isinstance(error, UnavailableError) or not isinstance(error, Exception):
+                raise
+            return _outcome(step, "failed", failure=not_begun(step.tool, error))
         match confirmed.state:
             case "confirmed":
                 return await self._under_lease(step, msgspec.structs.replace(lease, dispatch=confirmed.dispatch), limit)

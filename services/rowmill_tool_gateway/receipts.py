@@ -151,7 +151,7 @@ class Receipts:
             if len(claims) > 1:  # one of them is what no store survives; the others are nobody's fault
                 asked = (self._ask_claims(shard, [claim], confirm=confirm, only_cached=only_cached) for claim in claims)
                 return [answer for [answer] in await asyncio.gather(*asked)]
-            return [ClaimAnswer(state="failed", failure=_dead(claim.tool, error)) for claim in claims]
+            return [ClaimAnswer(state="failed", failure=dead(claim.tool, error)) for claim in claims]
         except RowmillError as error:
             log.warning("claims_unanswered", shard=shard, claims=len(claims), error=str(error))
             return [None] * len(claims)
@@ -163,11 +163,18 @@ class Receipts:
             return [None] * len(claims)
         return reply.answers
 
-    async def confirm(self, shard: int, leases: list[LeaseRef], batch_id: str, *, alone: bool = False) -> list[ConfirmAnswer] | None:
-        """Confirm the leases of one request right before it is sent; None where the store did not answer. ``alone``: nothing goes beside it here."""
+    async def confirm(self, shard: int, leases: list[LeaseRef], batch_id: str, *, alone: bool = False) -> Sequence[ConfirmAnswer | AskDied] | None:
+        """Confirm the leases of one request right before it is sent; None where the store did not answer, `AskDied` for one that no store survives.
+        ``alone``: nothing goes beside it here.
+        """
         request = Confirm(leases=leases, shard=shard, term=self._term_of(shard), batch_id=batch_id, alone=alone)
         try:
             reply = await self._asks.ask(request, RECEIPTS_SETTLE, Confirmed, timeout=self._timeout)
+        except AskDied as error:
+            if len(leases) == 1:
+                return [error]
+            parts = await asyncio.gather(*(self.confirm(shard, [lease], batch_id, alone=alone) for lease in leases))
+            return None if None in parts else [answer for part in parts if part is not None for answer in part]
         except RowmillError as error:
             log.warning("confirm_unanswered", shard=shard, leases=len(leases), error=str(error))
             return None
@@ -283,7 +290,9 @@ class Receipts:
         try:
             await self._asks.ask(Release(leases=leases), RECEIPTS_SETTLE, Released, timeout=self._timeout)
         except AskDied:
-            log.exception("releases_died", leases=len(leases))
+            if len(leases) > 1:  # one of them is what no store survives
+                return all(await asyncio.gather(*(self._heard([lease]) for lease in leases)))
+            log.exception("release_given_up", receipt=short_digest(leases[0].key))
         except RowmillError as error:
             log.warning("leases_not_released", leases=len(leases), error=str(error))
             return False
@@ -299,8 +308,8 @@ class Receipts:
         )
 
 
-def _dead(tool: str, error: AskDied) -> ToolFailure:
-    """Nothing was claimed, and nothing sent: the calls failed before they were made."""
+def dead(tool: str, error: AskDied) -> ToolFailure:
+    """Nothing was sent: the call failed before it was made."""
     return ToolFailure(tool=tool, code="dead_lettered", message=str(error), origin="receipts", category="dead_lettered")
 
 

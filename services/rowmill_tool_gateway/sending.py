@@ -14,10 +14,10 @@ from typing import Any, Final, Protocol
 import structlog
 
 from rowmill.encoding.receipts import idempotency_key, short_digest
-from rowmill.errors import SecretMissing
+from rowmill.errors import AskDied, SecretMissing
 from rowmill.providers import Provider
 from rowmill.runtime.clock import Clock, backoff
-from rowmill_contracts.receipts import LeaseRef
+from rowmill_contracts.receipts import ConfirmAnswer, LeaseRef
 from rowmill_contracts.tools import ToolFailure
 from rowmill_tool_gateway.claiming import Claims
 from rowmill_tool_gateway.credentials import Credentials
@@ -26,7 +26,7 @@ from rowmill_tool_gateway.flights import Flight, Stage
 from rowmill_tool_gateway.hand import Hand
 from rowmill_tool_gateway.lanes import Lane
 from rowmill_tool_gateway.pacing import Pace
-from rowmill_tool_gateway.receipts import Receipts
+from rowmill_tool_gateway.receipts import Receipts, dead
 from rowmill_tool_gateway.results import Ended
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.shards import ShardLeases
@@ -176,7 +176,7 @@ class Sender:
             while (answers := await self._receipts.confirm(lane.shard, [lease], self._lease_ids())) is None and not carried.done():
                 failures += 1
                 await self._clock.sleep(backoff(failures, first=0.05, limit=self._settings.store_timeout))
-            if answers is not None and answers[0].state == "confirmed":
+            if answers is not None and isinstance(answers[0], ConfirmAnswer) and answers[0].state == "confirmed":
                 self._flow.solitude.let_in()
         return await carried
 
@@ -218,6 +218,10 @@ class Sender:
             term = self._shards.term(lane.shard)
         confirmed: list[Flight] = []
         for flight, answer in zip(flights, answers, strict=True):
+            if isinstance(answer, AskDied):
+                self._claims.give_back(flight)
+                self._hand.failed(flight, dead(flight.tool.id, answer))
+                continue
             match answer.state:
                 case "confirmed":
                     flight.dispatch, flight.leased_at, flight.term = answer.dispatch, self._clock.monotonic(), term

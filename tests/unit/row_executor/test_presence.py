@@ -11,6 +11,7 @@ import pytest
 from tests.fakes.receipts import MemoryReceipts
 
 from rowmill.errors import AskTimeout, UnavailableError
+from rowmill.runtime import asking
 from rowmill.runtime.clock import SystemClock
 from rowmill_contracts.presences import KeepPresence
 from rowmill_contracts.receipts import Claim, ClaimReceipts, LeaseRef, Renew
@@ -129,6 +130,18 @@ async def test_an_error_that_nobody_foresaw_ends_nothing(kept: Any) -> None:
         await until(lambda: not owners.odd)
         kept_before, renewed_before = len(owners.kept), len(owners.renewed)
         await until(lambda: len(owners.kept) > kept_before + 1 and len(owners.renewed) > renewed_before + 1)
+
+
+async def test_a_presence_that_no_owner_survives_is_given_up_by_all_who_wait_for_it_and_can_be_asked_for_again(
+    kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "GIVEN_UP_AFTER", 2)
+    owners, presence, _ = kept
+    owners.odd = 2
+    async with asyncio.timeout(20):
+        ended = await asyncio.gather(*(presence.present() for _ in range(5)), return_exceptions=True)
+    assert {type(error) for error in ended} == {KeyError}
+    assert await presence.present()
 
 
 async def test_a_process_that_stops_leaves(kept: Any) -> None:

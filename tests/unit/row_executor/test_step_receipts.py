@@ -50,7 +50,8 @@ class Hurry(SystemClock):
 
 class Asks:
     """A bus to a store in memory. ``lose``: what is not answered, though it is carried out; ``drop``: what is not even that. ``deadly``: the run
-    whose claims no store survives; ``odd``: runs whose requests end in an error that nobody foresaw. All waits for ``go``.
+    whose claims no store survives; ``unconfirmed``: what confirmations of the run of that name end in; ``odd``: runs whose requests end in an error
+    that nobody foresaw. All waits for ``go``.
     """
 
     def __init__(self, store: MemoryReceipts) -> None:
@@ -59,6 +60,7 @@ class Asks:
         self.lose: list[type[Message]] = []
         self.drop: list[type[Message]] = []
         self.deadly = ""
+        self.unconfirmed: type[Exception] | None = None
         self.odd: dict[str, type[Exception]] = {}
         self.go = asyncio.Event()
         self.go.set()
@@ -73,6 +75,8 @@ class Asks:
             raise AskTimeout("no answer")
         if isinstance(message, ClaimReceipts) and any(claim.run_id == self.deadly for claim in message.claims):
             raise AskDied("dead-lettered")
+        if isinstance(message, Confirm) and self.unconfirmed is not None and any(lease.run_id == "unconfirmed" for lease in message.leases):
+            raise self.unconfirmed("dead-lettered")
         for run, error in self.odd.items():
             if isinstance(message, Complete | Fail | Release) and run in str(message):
                 raise error("odd")
@@ -341,6 +345,42 @@ async def test_a_claim_that_no_store_survives_fails_alone(new_executor: Any) -> 
     outcomes = await asyncio.gather(*(here.run(lambda: 1, run=run) for run in runs))
     assert [run for run, outcome in zip(runs, outcomes, strict=True) if outcome.outcome != "completed"] == ["bad"]
     assert outcomes[7].failure.code == "dead_lettered"
+
+
+@pytest.mark.parametrize(("error", "code"), [(AskDied, "dead_lettered"), (RuntimeError, "claim_failed")])
+async def test_a_step_whose_confirmation_no_store_survives_fails_alone_and_unbegun(
+    new_executor: Any, store: MemoryReceipts, error: type[Exception], code: str
+) -> None:
+    here = new_executor(Hurry())
+    await here.run(lambda: 0)
+    here.asks.unconfirmed = error
+    runs = [*(f"run-{number}" for number in range(20)), "unconfirmed"]
+    done: list[str] = []
+
+    async def one(run: str) -> CallOutcome:
+        return await here.run(lambda: done.append(run), run=run, effect="non_idempotent")  # type: ignore[no-any-return]
+
+    async with asyncio.timeout(20):
+        outcomes = await asyncio.gather(*map(one, runs))
+    assert sorted(done) == sorted(runs[:-1])
+    assert {outcome.outcome for outcome in outcomes[:-1]} == {"completed"}
+    failure = outcomes[-1].failure
+    assert failure is not None
+    assert (outcomes[-1].outcome, failure.code) == ("failed", code)
+    assert "dead-lettered" in failure.message
+    await here.receipts.drain()
+    assert [receipt.state for receipt in store.receipts.values() if receipt.claim.run_id == "unconfirmed"] == ["released"]
+
+
+async def test_steps_of_a_process_that_cannot_say_that_it_is_there_fail(new_executor: Any) -> None:
+    here = new_executor()
+
+    async def gone(instead_of: str = "") -> str:
+        raise AskDied("dead-lettered")
+
+    here.leases.present = gone
+    outcome = await here.run(lambda: pytest.fail("it has no lease"))
+    assert (outcome.outcome, outcome.failure.code) == ("failed", "dead_lettered")
 
 
 @pytest.mark.parametrize("error", [AskDied, RuntimeError])

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from tests.unit.tool_gateway.conftest import Rig, answering, find_tool
 
+from rowmill import Batch
 from rowmill.errors import AskDied
 from rowmill.runtime import asking
 from rowmill_contracts.envelope import Message, encode
-from rowmill_contracts.receipts import ClaimReceipts, Complete, Fail, Release
+from rowmill_contracts.receipts import Claim, ClaimReceipts, Complete, Confirm, Fail, LeaseRef, Release
 from rowmill_contracts.tools import CallOutcome
 
 
@@ -76,6 +77,35 @@ async def test_a_claim_that_no_store_survives_fails_alone(rig: Rig) -> None:
     outcomes = await asked(rig, 20)
     assert {number: outcome.failure.code for number, outcome in enumerate(outcomes) if outcome.failure is not None} == {7: "dead_lettered"}
     untroubled(rig)
+
+
+async def test_a_call_whose_confirmation_no_store_survives_fails_alone_and_unsent(rig: Rig) -> None:
+    find = find_tool(effect="non_idempotent", batch=Batch(20, path="/v2/bulk", items="items", results="items"))
+    items = [rig.item(find, {"domain": f"d{number}.example"}, row=f"leads/{number}") for number in range(20)]
+    bad = Fragile(rig, Confirm, bad=lambda message: items[7].receipt_key.encode() in encode(message), error=AskDied)
+    rig.port.script = answering(lambda body: {"items": body["items"]})
+    async with asyncio.timeout(30):
+        outcomes = await rig.ask(items)
+    assert {number: outcome.failure.code for number, outcome in enumerate(outcomes) if outcome.failure is not None} == {7: "dead_lettered"}
+    assert bad.failed <= 2
+    async with asyncio.timeout(30):
+        while rig.engine.hand.pages or rig.store.receipts[items[7].receipt_key].state != "released":
+            await asyncio.sleep(0.001)
+    untroubled(rig)
+
+
+async def test_a_release_that_no_store_survives_keeps_no_other_back(rig: Rig) -> None:
+    find = find_tool(concurrency=1)
+    items = [rig.item(find, {"domain": f"d{number}.example"}, row=f"leads/{number}") for number in range(5)]
+    Fragile(rig, Release, bad=lambda message: items[3].receipt_key.encode() in encode(message), error=AskDied)
+    leases = [LeaseRef(key=item.receipt_key, lease_id=f"lease-{item.call_id}", run_id="run-1") for item in items]
+    claims = [
+        Claim(key=lease.key, lease_id=lease.lease_id, run_id="run-1", tool="hunter.find", effect="read", started_at=rig.clock.now())
+        for lease in leases
+    ]
+    rig.store.answer(ClaimReceipts(holder="me", claims=claims))
+    assert await rig.engine._receipts._heard(leases), "it is given up"
+    assert [rig.store.receipts[lease.key].state for lease in leases] == ["released"] * 3 + ["queued", "released"]
 
 
 @pytest.mark.parametrize("kind", [Complete, Fail])
