@@ -10,16 +10,16 @@ import structlog
 
 from rowmill.errors import UnavailableError
 from rowmill.runtime.bus import Bus
-from rowmill.runtime.db import Database
+from rowmill.runtime.db import Connection, Database
 from rowmill.runtime.deliveries import Delivery, Undecoded
 from rowmill_admission.endings import fail_run
 from rowmill_admission.owed import Postman
 from rowmill_admission.staging import Staging
+from rowmill_admission.store import owed
 from rowmill_contracts.asks import RequestDied
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.envelope import EMPTY_OBJECT, Message
-from rowmill_contracts.receipts import ClaimReceipts, Complete, Fail
-from rowmill_contracts.retries import ReopenRows, RunRetry
+from rowmill_contracts.receipts import HaltRun
 from rowmill_contracts.rows import (
     LookupRows,
     QuerySheets,
@@ -33,13 +33,10 @@ from rowmill_contracts.rows import (
 )
 from rowmill_contracts.runs import (
     AdvanceRun,
-    AskOldestRun,
     DatasetOpened,
-    GetRun,
     InputPage,
     InputSealed,
     KeyPage,
-    ListRuns,
     OpenDataset,
     PageKeys,
     RecordCalls,
@@ -87,7 +84,8 @@ class Burials:
             case TakeRun(run_id=run_id, read_only=False) | RecordCalls(run_id=run_id) | ReleaseRun(run_id=run_id):
                 await self._fail_run(run_id, problem)
                 await self._answer(delivery, RequestDied(error=problem))
-            case TakeRun() | GetRun() | ListRuns() | AskOldestRun() | RunRetry() | ReopenRows() | ClaimReceipts() | Complete() | Fail():
+            case HaltRun(run_id=run_id):
+                await self._fail_undecided(run_id, delivery, problem)
                 await self._answer(delivery, RequestDied(error=problem))
             case InputPage(input_id=input_id) | InputSealed(input_id=input_id):
                 await self._staging.fail(input_id, problem)
@@ -105,11 +103,25 @@ class Burials:
                 named = input_named_in(undecoded, delivery)
                 if named is not None:
                     await self._staging.fail(named, problem)
-            case other:  # counts, renewals, outcomes: asked for, or told, again by who owns them
-                log.info("dead_letter_ends_nothing", message_type=other.message_type)
+                await self._answer(delivery, RequestDied(error=problem))
+            case other:  # who asked is told, whatever it was; counts, renewals: asked for, or told, again by who owns them
+                if not delivery.reply_to:
+                    log.info("dead_letter_ends_nothing", message_type=other.message_type)
+                await self._answer(delivery, RequestDied(error=problem))
 
     async def _fail_run(self, run_id: str, problem: Problem) -> None:
         self._postman.wake(await self._database.transact(lambda connection: fail_run(connection, run_id, problem)))
+
+    async def _fail_undecided(self, run_id: str, delivery: Delivery, problem: Problem) -> None:
+        """Fail a run on which a decision cannot be stored, where that is still owed: it would be asked for without end, and nothing after it sent."""
+
+        async def work(connection: Connection) -> list[str]:
+            if not await owed.give_up(connection, run_id, delivery.body):
+                return []
+            await fail_run(connection, run_id, problem)
+            return [run_id]
+
+        self._postman.wake(await self._database.transact(work))
 
     async def _answer(self, delivery: Delivery, answer: Message) -> None:
         if delivery.reply_to:

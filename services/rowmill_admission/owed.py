@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from rowmill.errors import MalformedMessage, UnavailableError
+from rowmill.errors import AskDied, MalformedMessage, UnavailableError
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.db import Database
 from rowmill_admission.cancelling import cancel_all
@@ -122,7 +122,7 @@ class Postman:
             if entry.asked:
                 try:
                     await self._bus.ask(decode(entry.message_type, entry.body), entry.key, RunHalted)
-                except (UnavailableError, MalformedMessage) as error:
+                except (UnavailableError, MalformedMessage, AskDied) as error:  # what died is given up where it is buried
                     log.warning("owed_left_to_repair", message_type=entry.message_type, error=str(error))
                     whole = False
                     break

@@ -175,6 +175,10 @@ SELECT owed_id, lane, exchange, key, message_type, body, asked FROM owed WHERE r
 -- name: delete_owed
 DELETE FROM owed WHERE owed_id = ANY($1::bigint[])
 
+-- name: give_up_owed
+-- A question that died of a run.
+DELETE FROM owed WHERE run_id = $1 AND asked AND body = $2 RETURNING owed_id
+
 -- name: runs_owing
 -- Runs with a message that nobody has confirmed for $1 seconds.
 SELECT run_id FROM owed WHERE owed_at < now() - make_interval(secs => $1) GROUP BY run_id ORDER BY min(owed_id) LIMIT 1000

@@ -50,6 +50,11 @@ async def delete(database: Database, owed_ids: Sequence[int]) -> None:
         await database.execute(SQL["delete_owed"], owed_ids)
 
 
+async def give_up(connection: Connection, run_id: str, body: bytes) -> bool:
+    """Forget a question that no one survives who is asked it; whether it was owed still."""
+    return bool(await connection.fetch(SQL["give_up_owed"], run_id, body))
+
+
 async def runs_owing(database: Database, seconds: float) -> list[str]:
     """Runs with a message unconfirmed for that long."""
     return [row["run_id"] for row in await database.fetch(SQL["runs_owing"], seconds)]

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rowmill.runtime.bus import Bus
-from rowmill.runtime.deliveries import Delivery
+from rowmill.runtime.deliveries import Delivery, Rejected
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.digests import input_digest, page_digest
 from rowmill_contracts.envelope import Message
@@ -190,6 +190,7 @@ class Neighbours:
         self.opened: list[DatasetOpened] = []
         self.silent_writer = False
         self.receipts_away = False
+        self.deadly_for: set[str] = set()
         self.keys_away = False
         self.nonsense_for: set[str] = set()
         self.nonsense_pages: set[tuple[str, int]] = set()
@@ -301,6 +302,8 @@ class Neighbours:
     async def _halt(self, delivery: Delivery) -> None:
         assert isinstance(delivery.message, HaltRun)
         self.halts.append(delivery.message)
+        if delivery.message.run_id in self.deadly_for:
+            raise Rejected("poison")
         if not self.receipts_away:
             await self.bus.reply(delivery, RunHalted(state="stopped" if delivery.message.action == "stop" else "running"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import aio_pika
@@ -12,9 +13,10 @@ from tests.integration.admission.admission_neighbours import Neighbours, new_run
 from rowmill_contracts.asks import RequestDied
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.envelope import Message, encode
-from rowmill_contracts.receipts import ClaimReceipts, Complete, Fail
+from rowmill_contracts.presences import KeepPresence
+from rowmill_contracts.receipts import ClaimReceipts, Complete, Confirm, Fail, HaltRun, Release, Renew
 from rowmill_contracts.retries import ReopenRows, RunRetry
-from rowmill_contracts.rows import LookupRows, QuerySheets, ReadRows, RowsLooked, RowsRead, RowsSettled, RowTasks, SheetsQueried
+from rowmill_contracts.rows import LookupRows, QuerySheets, ReadCounts, ReadRows, RowsLooked, RowsRead, RowsSettled, RowTasks, SheetsQueried
 from rowmill_contracts.runs import (
     AdvanceRun,
     DatasetOpened,
@@ -24,9 +26,12 @@ from rowmill_contracts.runs import (
     KeyPage,
     OpenDataset,
     PageKeys,
+    PauseRun,
     RecordCalls,
     ReleaseRun,
     RenewRun,
+    RunOptions,
+    RunShown,
     TakeRun,
 )
 from rowmill_contracts.tools import CallItem, CallOutcome, ToolCalls, ToolResults
@@ -182,6 +187,14 @@ async def test_who_asked_what_died_is_answered_with_the_error(neighbours: Neighb
     questions: list[tuple[Message, str, type[Any]]] = [
         (ClaimReceipts(holder="h", claims=[]), RECEIPTS_CLAIMS, RequestDied),
         (Complete(completions=[]), RECEIPTS_SETTLE, RequestDied),
+        (Confirm(leases=[]), RECEIPTS_SETTLE, RequestDied),
+        (Release(leases=[]), RECEIPTS_SETTLE, RequestDied),
+        (Renew(leases=[]), RECEIPTS_SETTLE, RequestDied),
+        (KeepPresence(presence="p"), RECEIPTS_SETTLE, RequestDied),
+        (HaltRun(run_id="r", action="halt"), RECEIPTS_SETTLE, RequestDied),
+        (RenewRun(run_id="r", term=1, lease_id="l"), ADMISSION_ASKS, RequestDied),
+        (PauseRun(run_id="r"), ADMISSION_ASKS, RequestDied),
+        (ReadCounts(run_id="r", dataset="d"), SHEETS_ASKS, RequestDied),
         (Fail(failures=[]), RECEIPTS_SETTLE, RequestDied),
         (TakeRun(run_id="r", read_only=True), ADMISSION_ASKS, RequestDied),
         (GetRun(run_id="r"), ADMISSION_ASKS, RequestDied),
@@ -202,6 +215,29 @@ async def test_who_asked_what_died_is_answered_with_the_error(neighbours: Neighb
         assert isinstance(answers[0], answer_type)
         assert answers[0].error.code == "dead_lettered"
         assert "poison" in answers[0].error.message
+    answers.clear()
+    await neighbours.bus.publish_body(b"{not json", "GetRun.v1", ADMISSION_ASKS, reply_to=neighbours.bus.reply_to)
+    await neighbours.until(lambda: answers)
+    assert answers[0].error.message.startswith("GetRun.v1 was dead-lettered from admission.asks.v1: not a valid GetRun.v1")
+
+
+async def test_a_run_on_which_a_decision_cannot_be_stored_fails_and_is_not_decided_on_again(neighbours: Neighbours) -> None:
+    budgeted, paused = new_run_id(), new_run_id()
+    neighbours.work = lambda tasks: []
+    neighbours.deadly_for = {budgeted}
+    await neighbours.start(budgeted, rows=rows(5), options=RunOptions(budget=Decimal(3)))
+    await neighbours.start(paused, rows=rows(5))
+    await neighbours.until(lambda: neighbours.sent(paused) and neighbours.ended(budgeted))
+    neighbours.deadly_for.add(paused)
+    await neighbours.bus.ask(PauseRun(run_id=paused), ADMISSION_ASKS, RunShown)
+    await neighbours.until(lambda: neighbours.ended(paused))
+    for run_id in (budgeted, paused):
+        run = await neighbours.get(run_id)
+        assert run is not None
+        assert run.error is not None
+        assert (run.state, run.error.code) == ("failed", "dead_lettered")
+        assert run.error.message == "HaltRun.v1 was dead-lettered from receipts.settle.v1: poison"
+    assert not neighbours.sent(budgeted), "it was to spend no more than its budget"
 
 
 async def test_what_the_broker_itself_buries_ends_waiting_too(neighbours: Neighbours, broker_url: str) -> None:
