@@ -40,22 +40,22 @@ class Former(msgspec.Struct, frozen=True):
     """The charge of the lease that a claim replaces, and what becomes of it.
 
     ``refund``: it goes, nothing was sent. ``replace``: the new reservation is for the same run and dispatch. ``unknown``: it was sent, stays.
+    ``counted``: it is tallied as a call of its run.
     """
 
     run_id: str
     dispatch: int
     fate: Fate
     held: Spend
+    counted: bool = False
 
 
-def former_charge(*, state: str, run_id: str, dispatch: int, held: Spend, by_run: str) -> Former | None:
+def former_charge(*, state: str, run_id: str, dispatch: int, held: Spend, by_run: str, counted: bool = False) -> Former | None:
     """What becomes of the charge of a lease that run ``by_run`` takes over; None: there is none."""
-    if not held:
-        return None
-    if state == "queued":
-        return Former(run_id, dispatch + 1, "replace" if run_id == by_run else "refund", held)
-    if state == "running":
-        return Former(run_id, dispatch, "unknown", held)
+    if state == "queued" and (held or counted):
+        return Former(run_id, dispatch + 1, "replace" if run_id == by_run else "refund", held, counted)
+    if state == "running" and held:
+        return Former(run_id, dispatch, "unknown", held, counted)
     return None
 
 

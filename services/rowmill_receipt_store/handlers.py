@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery, Rejected
+from rowmill_contracts.charges import AskCharges
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.presences import KeepPresence
 from rowmill_contracts.receipts import (
@@ -55,6 +56,7 @@ class Handlers:
         self._failures = merger.kind(receipts.fail)
         self._renewals = merger.kind(receipts.renew)
         self._releases = merger.kind(receipts.release)
+        self._charges = merger.kind(_one_by_one(receipts.charged))
         self._claims = merger.kind(receipts.claim)
 
     async def claim(self, delivery: Delivery) -> None:
@@ -71,7 +73,7 @@ class Handlers:
                 raise Rejected(f"{other.message_type} is not for the claims of the receipt-store")
 
     async def settle(self, delivery: Delivery) -> None:
-        """The other queue's: all that follows a claim, shards, runs, operators' decisions."""
+        """The other queue's: all that follows a claim, shards, runs and their charges, operators' decisions."""
         await self._bus.reply(delivery, await self._settled(delivery))
 
     async def _settled(self, delivery: Delivery) -> Message:
@@ -93,6 +95,8 @@ class Handlers:
                 return (await self._presences.ask([presence]))[0]
             case HaltRun() as halt:
                 return (await self._halts.ask([halt]))[0]
+            case AskCharges() as question:
+                return (await self._charges.ask([question]))[0]
             case SettleReceipt() as settlement:
                 return await self._operating.settle(requests.settlement(settlement))
             case ReplayReceipt() as replay:

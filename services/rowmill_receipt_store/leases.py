@@ -42,7 +42,7 @@ class Receipt(msgspec.Struct, frozen=True):
     that is halted. ``held``: what its live lease's dispatch is charged. ``remaining``: seconds that its lease has left. ``last_failure``: what is
     known of a dispatch of unknown outcome. ``run_term``: of the body that has the lease. ``lapsed``: the presence that the lease ends with, where its
     process did not say in time that it is there. ``deaths``: of gateways that had it in hand, as `DeathRule` counts them;
-    ``alone``: its running dispatch went with nothing beside it.
+    ``alone``: its running dispatch went with nothing beside it. ``counted``: its newest dispatch, or claim, is tallied as a call of its run.
     """
 
     revision: int
@@ -62,6 +62,7 @@ class Receipt(msgspec.Struct, frozen=True):
     lapsed: str | None = None
     deaths: int = 0
     alone: bool = False
+    counted: bool = False
 
 
 class FailureOnRecord(msgspec.Struct, frozen=True):
@@ -203,7 +204,14 @@ def _decide_lease(
             deaths = rule.counted(receipt.deaths, alone=receipt.alone) if died else receipt.deaths
             if died and rule.condemns(deaths):
                 return Condemned(receipt.revision, claim.run_id, deaths, rule.failure(receipt.tool, deaths))
-            former = former_charge(state=receipt.state, run_id=receipt.run_id, dispatch=receipt.dispatch, held=receipt.held, by_run=claim.run_id)
+            former = former_charge(
+                state=receipt.state,
+                run_id=receipt.run_id,
+                dispatch=receipt.dispatch,
+                held=receipt.held,
+                by_run=claim.run_id,
+                counted=receipt.counted,
+            )
             took_over = receipt.took_over or receipt.state == "running"
             spend = Spend(claim.cost, calls=int(claim.counted and not tried), retries=int(claim.counted and tried))
             net = net_spend(claim.run_id, spend, former)

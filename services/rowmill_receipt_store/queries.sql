@@ -5,6 +5,8 @@
 --   Arrays are index-aligned, sorted by key, and hold a key once (FACTS.md: else deadlocks and cardinality violations).
 --   Locks are taken in one order: rows of `runs` by id, then rows of `receipts` by key. The count over `accounts` makes Postgres lock the
 --   first before it touches the second.
+--   What changes charges adds the same to the run's row of `tallies` that is the session's own (`tallied`), so that nobody waits for one. A dispatch is
+--   tallied as a call, whatever it costs, by its claim (`counted`), and is none any more where it was not sent, or was refused without a charge.
 --   Whoever claims or confirms names `runs` in a locking clause, which holds ROW SHARE on the table: halt_run waits for those under way.
 
 -- name: claim
@@ -22,13 +24,13 @@ WITH accounts AS MATERIALIZED (
 ), made AS (
     INSERT INTO receipts AS r (
         key, revision, state, dispatch, lease_id, holder, run_id, caller, org, tool, effect, shard, term, reserved, took_over, expires_at,
-        presence, run_term, deaths, alone
+        presence, run_term, deaths, alone, counted
     )
     SELECT
         a.key, a.revision + 1, CASE WHEN a.confirm THEN 'running' ELSE 'queued' END, a.dispatch + a.confirm::integer,
         a.lease_id, a.holder, a.run_id, a.caller, a.org, a.tool, a.effect, a.shard, a.term, a.cost::numeric, a.took_over,
         now() + $1::interval + CASE WHEN a.confirm THEN $3::interval ELSE $2::interval END,
-        a.presence, a.run_term, a.deaths, false
+        a.presence, a.run_term, a.deaths, false, a.calls + a.retries > 0
     FROM unnest(
         $5::bytea[], $6::bigint[], $7::integer[], $8::boolean[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[],
         $15::text[], $16::integer[], $17::bigint[], $18::text[], $19::boolean[], $20::integer[], $21::integer[], $22::text[], $23::integer[],
@@ -53,9 +55,9 @@ WITH accounts AS MATERIALIZED (
         holder = excluded.holder, run_id = excluded.run_id, caller = excluded.caller, org = excluded.org, tool = excluded.tool,
         effect = excluded.effect, shard = excluded.shard, term = excluded.term, batch_id = '', reserved = excluded.reserved,
         took_over = excluded.took_over, expires_at = excluded.expires_at, presence = excluded.presence, run_term = excluded.run_term,
-        deaths = excluded.deaths, alone = false
+        deaths = excluded.deaths, alone = false, counted = excluded.counted
     WHERE r.revision = excluded.revision - 1
-    RETURNING r.key, r.run_id, r.lease_id, r.dispatch, r.reserved, r.dispatch + (r.state = 'queued')::integer AS charged_dispatch
+    RETURNING r.key, r.run_id, r.lease_id, r.dispatch, r.reserved, r.dispatch + (r.state = 'queued')::integer AS charged_dispatch, r.counted
 ), reserved AS MATERIALIZED (
     SELECT
         m.run_id, m.key, m.charged_dispatch, m.reserved, m.lease_id,
@@ -65,8 +67,8 @@ WITH accounts AS MATERIALIZED (
     WHERE m.reserved > 0 OR n.counts
 ), former AS MATERIALIZED (
     SELECT f.*, v.key IS NULL AS nothing_instead
-    FROM made JOIN unnest($25::bytea[], $26::text[], $27::integer[], $28::text[], $29::text[], $30::integer[], $31::integer[])
-        AS f (key, run_id, dispatch, fate, money, calls, retries) ON f.key = made.key
+    FROM made JOIN unnest($25::bytea[], $26::text[], $27::integer[], $28::text[], $29::text[], $30::integer[], $31::integer[], $35::boolean[])
+        AS f (key, run_id, dispatch, fate, money, calls, retries, counted) ON f.key = made.key
     LEFT JOIN reserved v ON v.key = f.key
 ), refunded AS (
     DELETE FROM charges c USING former f
@@ -92,6 +94,16 @@ WITH accounts AS MATERIALIZED (
         GROUP BY run_id
     ) AS d
     WHERE runs.run_id = ANY (ARRAY[d.run_id])
+), tallied AS (
+    INSERT INTO tallies AS t (run_id, session, changes, charged, calls)
+    SELECT run_id, pg_backend_pid(), 1, sum(money), sum(calls)
+    FROM (
+        SELECT run_id, reserved AS money, counted::integer AS calls FROM made
+        UNION ALL
+        SELECT run_id, -money::numeric, -counted::integer FROM former WHERE fate <> 'unknown'
+    ) AS moved
+    GROUP BY run_id HAVING sum(money) <> 0 OR sum(calls) <> 0 ORDER BY run_id
+    ON CONFLICT (run_id, session) DO UPDATE SET changes = t.changes + 1, charged = t.charged + excluded.charged, calls = t.calls + excluded.calls
 )
 SELECT key, dispatch FROM made;
 
@@ -99,7 +111,7 @@ SELECT key, dispatch FROM made;
 -- For each asked key and run: the receipt, if there is one, whether its lease is over, the run's failure, what is known of the run and of the
 -- shard that is asked for. Outputs come until together they are over $5 bytes, the first in any case; a negative $5 reads none.
 SELECT
-    a.key, r.revision, r.state, r.dispatch, r.lease_id, r.run_id, r.tool, r.effect, r.reserved, r.took_over, r.deaths, r.alone,
+    a.key, r.revision, r.state, r.dispatch, r.lease_id, r.run_id, r.tool, r.effect, r.reserved, r.took_over, r.deaths, r.alone, r.counted,
     (
         r.expires_at <= now() + $1::interval
         OR coalesce(r.term <= s.ended_term, false)
@@ -242,6 +254,10 @@ WITH accounts AS MATERIALIZED (
         FROM settled GROUP BY run_id
     ) AS d
     WHERE runs.run_id = ANY (ARRAY[d.run_id])
+), tallied AS (
+    INSERT INTO tallies AS t (run_id, session, changes, charged, calls)
+    SELECT run_id, pg_backend_pid(), 1, sum(difference), 0 FROM settled GROUP BY run_id HAVING sum(difference) <> 0 ORDER BY run_id
+    ON CONFLICT (run_id, session) DO UPDATE SET changes = t.changes + 1, charged = t.charged + excluded.charged
 )
 SELECT key, extract(epoch FROM completed_at)::float8 AS completed_at FROM stored;
 
@@ -262,7 +278,7 @@ WITH accounts AS MATERIALIZED (
             OR r.state = 'queued' AND a.dispatch = 0
         )
     RETURNING
-        r.key, r.run_id, r.state, r.dispatch, a.failure, a.refund OR a.dispatch = 0 AS refund,
+        r.key, r.run_id, r.state, r.dispatch, a.failure, a.refund OR a.dispatch = 0 AS refund, r.counted,
         CASE a.dispatch WHEN 0 THEN r.dispatch + 1 ELSE a.dispatch END AS charged_dispatch
 ), kept AS (
     INSERT INTO failures (key, run_id, dispatch, failure, failed_at)
@@ -281,6 +297,14 @@ WITH accounts AS MATERIALIZED (
     UPDATE runs SET charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries
     FROM (SELECT run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries FROM refunded GROUP BY run_id) AS d
     WHERE runs.run_id = ANY (ARRAY[d.run_id])
+), tallied AS (
+    INSERT INTO tallies AS t (run_id, session, changes, charged, calls)
+    SELECT run_id, pg_backend_pid(), 1, sum(money), sum(calls)
+    FROM (
+        SELECT run_id, -reserved AS money, 0 AS calls FROM refunded UNION ALL SELECT run_id, 0, -1 FROM failed WHERE refund AND counted
+    ) AS moved
+    GROUP BY run_id ORDER BY run_id
+    ON CONFLICT (run_id, session) DO UPDATE SET changes = t.changes + 1, charged = t.charged + excluded.charged, calls = t.calls + excluded.calls
 )
 SELECT key FROM failed;
 
@@ -318,16 +342,27 @@ WITH accounts AS MATERIALIZED (
             a.dispatch = 0 AND r.state IN ('queued', 'running', 'outcome_unknown')
             OR r.dispatch = a.dispatch AND r.state IN ('running', 'outcome_unknown')
         )
-    RETURNING r.key
+    RETURNING r.key, r.run_id, r.counted
 ), refunded AS (
     DELETE FROM charges c USING asked a
     WHERE c.run_id = ANY (ARRAY[a.run_id]) AND c.key = a.key AND c.spent IS NULL
         AND CASE a.dispatch WHEN 0 THEN c.lease_id = a.lease_id ELSE c.dispatch = a.dispatch END
-    RETURNING c.run_id, c.reserved, c.calls, c.retries
+    RETURNING c.key, c.run_id, c.reserved, c.calls, c.retries
 ), booked AS (
     UPDATE runs SET charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries
     FROM (SELECT run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries FROM refunded GROUP BY run_id) AS d
     WHERE runs.run_id = ANY (ARRAY[d.run_id])
+), tallied AS (
+    INSERT INTO tallies AS t (run_id, session, changes, charged, calls)
+    SELECT run_id, pg_backend_pid(), 1, sum(money), sum(calls)
+    FROM (
+        SELECT run_id, 0 AS money, -1 AS calls FROM given_back WHERE counted
+        UNION ALL
+        SELECT c.run_id, -c.reserved, CASE WHEN g.key IS NULL AND c.reserved + c.calls + c.retries > 0 THEN -1 ELSE 0 END
+        FROM refunded c LEFT JOIN given_back g ON g.key = c.key
+    ) AS moved
+    GROUP BY run_id ORDER BY run_id
+    ON CONFLICT (run_id, session) DO UPDATE SET changes = t.changes + 1, charged = t.charged + excluded.charged, calls = t.calls + excluded.calls
 )
 SELECT key FROM given_back;
 
@@ -349,7 +384,8 @@ WITH page AS MATERIALIZED (
         AND r.expires_at <= now() + $1::interval - $2::interval
     ORDER BY r.key FOR UPDATE OF r SKIP LOCKED
 ), released AS (
-    UPDATE receipts r SET state = 'released', revision = r.revision + 1 FROM free f WHERE r.key = f.key RETURNING f.run_id, f.key, f.dispatch
+    UPDATE receipts r SET state = 'released', revision = r.revision + 1 FROM free f WHERE r.key = f.key
+    RETURNING f.run_id, f.key, f.dispatch, r.counted
 ), refunded AS (
     DELETE FROM charges c USING released l WHERE c.run_id = l.run_id AND c.key = l.key AND c.dispatch = l.dispatch AND c.spent IS NULL
     RETURNING c.run_id, c.reserved, c.calls, c.retries
@@ -357,6 +393,14 @@ WITH page AS MATERIALIZED (
     UPDATE runs SET charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries
     FROM (SELECT run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries FROM refunded GROUP BY run_id) AS d
     WHERE runs.run_id = d.run_id
+), tallied AS (
+    INSERT INTO tallies AS t (run_id, session, changes, charged, calls)
+    SELECT run_id, pg_backend_pid(), 1, sum(money), sum(calls)
+    FROM (
+        SELECT run_id, -reserved AS money, 0 AS calls FROM refunded UNION ALL SELECT run_id, 0, -1 FROM released WHERE counted
+    ) AS moved
+    GROUP BY run_id ORDER BY run_id
+    ON CONFLICT (run_id, session) DO UPDATE SET changes = t.changes + 1, charged = t.charged + excluded.charged, calls = t.calls + excluded.calls
 )
 SELECT (SELECT count(*) FROM released) AS released, e.run_id, e.key, e.dispatch
 FROM (SELECT count(*) = $3::integer AS more FROM page) AS p
@@ -406,6 +450,16 @@ WITH accounts AS MATERIALIZED (
     ) AS d
     WHERE runs.run_id = ANY (ARRAY[d.run_id])
     RETURNING runs.run_id
+), tallied AS (
+    INSERT INTO tallies AS t (run_id, session, changes, charged, calls)
+    SELECT run_id, pg_backend_pid(), 1, sum(difference), sum(uncounted)
+    FROM (
+        SELECT run_id, difference, CASE WHEN reserved + calls + retries > 0 THEN -1 ELSE 0 END AS uncounted FROM refunded
+        UNION ALL
+        SELECT run_id, difference, 0 FROM settled
+    ) AS moved
+    GROUP BY run_id HAVING sum(difference) <> 0 OR sum(uncounted) <> 0 ORDER BY run_id
+    ON CONFLICT (run_id, session) DO UPDATE SET changes = t.changes + 1, charged = t.charged + excluded.charged, calls = t.calls + excluded.calls
 )
 SELECT count(*) FROM booked;
 
@@ -587,6 +641,13 @@ ON CONFLICT (run_id) DO UPDATE SET
     counts = r.counts OR excluded.counts,
     decision = greatest(r.decision, excluded.decision)
 RETURNING state, reason, decision;
+
+-- name: tallies
+-- What each of these runs was charged so far: of a dispatch what it cost, or what is reserved for it while that is not known. `version` rises with
+-- every change. Runs that were charged nothing are left out.
+SELECT t.run_id, sum(t.changes)::bigint AS version, sum(t.charged) AS charged, sum(t.calls)::bigint AS calls
+FROM unnest($1::text[]) AS a (run_id) JOIN tallies t ON t.run_id = ANY (ARRAY[a.run_id])
+GROUP BY t.run_id;
 
 -- name: receipts_named
 -- What an operator sees of receipts with keys from $1 to $2, at most three: enough to say that a name fits several.

@@ -74,4 +74,5 @@ def _receipt(row: Any) -> Receipt:
         lapsed=row["lapsed"],
         deaths=row["deaths"],
         alone=row["alone"],
+        counted=row["counted"],
     )

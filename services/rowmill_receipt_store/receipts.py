@@ -13,6 +13,7 @@ import structlog
 
 from rowmill.encoding.receipts import short_digest
 from rowmill_contracts.budgets import limits_of
+from rowmill_contracts.charges import AskCharges, ChargesTold
 from rowmill_contracts.receipts import ClaimAnswer, ConfirmAnswer, HaltRun, RunHalted, StoreAnswer
 from rowmill_contracts.shards import LeaseShard, ShardsLeased
 from rowmill_receipt_store.charges import Allowances, Kind, Spend, spent_reason
@@ -256,6 +257,10 @@ class Receipts:
         ]
         if costs:
             await self._store.settle_charges(costs)
+
+    async def charged(self, request: AskCharges) -> ChargesTold:
+        """What runs were charged so far."""
+        return ChargesTold(runs=await self._store.tallies(request.run_ids))
 
     # ---- shards and runs --------------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import msgspec
 
 from rowmill.runtime.db import Connection, Database, Queries
 from rowmill_contracts.budgets import Limits
+from rowmill_contracts.charges import RunCharges
 from rowmill_contracts.receipts import Claim
 from rowmill_contracts.shards import ShardLease
 from rowmill_contracts.tools import ToolFailure
@@ -200,6 +201,7 @@ class Store:
             [request.presence or None for request in requests],
             [claim.run_term for claim in claims],
             [grant.deaths for grant, _ in pairs],
+            [charge.counted for _, charge in former],
         )
         return {row[0]: row[1] for row in rows}
 
@@ -321,6 +323,12 @@ class Store:
             [None if item.spent is None else str(item.spent) for item in costs],
             [item.refund for item in costs],
         )
+
+    async def tallies(self, run_ids: Sequence[str]) -> list[RunCharges]:
+        """What each of these runs was charged so far."""
+        rows = await self._database.fetch(QUERIES["tallies"], sorted(set(run_ids)))
+        found = {row["run_id"]: RunCharges(run_id=row["run_id"], version=row["version"], cost=row["charged"], calls=row["calls"]) for row in rows}
+        return [found.get(run_id) or RunCharges(run_id=run_id) for run_id in run_ids]
 
     # ---- shards and runs --------------------------------------------------------------------------------------------------------------
 

@@ -148,6 +148,12 @@ class Ledger:
             if charge["calls"]:
                 assert (charge["run_id"], charge["key"]) not in called, f"{charge} is not the first dispatch of its call"
                 called.add((charge["run_id"], charge["key"]))
+        told = {row["run_id"]: row for row in await connection.fetch(_TALLIES, list(self.runs))}
+        for run in self.runs:
+            money, calls = (told[run]["charged"], told[run]["calls"]) if run in told else (Decimal(0), 0)
+            spent = sums.get(run, NOTHING)
+            assert money == spent[0], f"{run} is told to be charged {money}, its charges sum up to {spent}"
+            assert calls >= spent[1] + spent[2], f"{run} is told to have made {calls} calls, of which {spent} are charged"
         for run, row in runs.items():
             known = self.runs[run]
             assert (row["state"], row["decision"]) == (known.state, known.decision), f"{run} is {row['state']} under decision {row['decision']}"
@@ -213,4 +219,5 @@ SELECT c.run_id, c.key, c.dispatch FROM charges c JOIN receipts r ON r.key = c.k
 WHERE c.key = ANY ($1::bytea[]) AND c.spent IS NULL AND NOT c.unknown AND r.state = 'queued' AND r.expires_at <= to_timestamp($2)
 """
 _RUNS = "SELECT run_id, state, decision, budget, charged, calls_limit, calls, retries_limit, retries FROM runs WHERE run_id = ANY ($1::text[])"
+_TALLIES = "SELECT run_id, sum(charged) AS charged, sum(calls) AS calls FROM tallies WHERE run_id = ANY ($1::text[]) GROUP BY run_id"
 _CHARGES = "SELECT run_id, key, dispatch, reserved, spent, unknown, calls, retries FROM charges WHERE run_id = ANY ($1::text[])"

@@ -152,6 +152,21 @@ class Books:
         row = await self._database.fetchrow(sql, run)
         return row is not None and tuple(row) == (await self.charged(run), *await self.counted(run))
 
+    async def tallied(self, run: str) -> tuple[Decimal, int]:
+        """What the run is told to have been charged: money, and calls."""
+        row = await self._database.fetchrow("SELECT coalesce(sum(charged), 0), coalesce(sum(calls), 0) FROM tallies WHERE run_id = $1", run)
+        assert row is not None
+        return row[0], row[1]
+
+    async def mistold(self) -> list[str]:
+        """Runs of whose charges another sum is told."""
+        sql = """
+            SELECT run_id FROM (SELECT run_id, sum(coalesce(spent, reserved)) AS charged FROM charges GROUP BY run_id) AS c
+            FULL JOIN (SELECT run_id, sum(charged) AS told FROM tallies GROUP BY run_id) AS t USING (run_id)
+            WHERE run_id LIKE 'run-%' AND coalesce(charged, 0) <> coalesce(told, 0)
+        """
+        return [row[0] for row in await self._database.fetch(sql)]
+
     async def state(self, key: bytes) -> str:
         row = await self._database.fetchrow("SELECT state FROM receipts WHERE key = $1", key)
         return "" if row is None else row[0]
@@ -182,10 +197,13 @@ def shard() -> int:
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
+    """After each test, whatever it did: what is told of each run is the sum of its charges."""
     found = await Database.connect(database_url, schema=SCHEMA, server_settings=SERVER_SETTINGS)
     await found.migrate("rowmill_receipt_store")
     yield found
+    mistold = await Books(found).mistold()
     await found.close()
+    assert mistold == []
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ async def prune(operating: Operating, older_than: float, *, dry_run: bool = Fals
 async def test_pruning_forgets_old_outputs_and_failures_and_nothing_that_is_open(
     ann: Caller, database: Database, operating: Operating, books: Books, store: Store
 ) -> None:
-    await database.execute("TRUNCATE receipts, failures, charges, runs")
+    await database.execute("TRUNCATE receipts, failures, charges, tallies, runs")
     await ann.halt("resume", budget="1")
     store.clock_offset = -2 * DAY
     old, failed, released, unsettled = new_keys(4)
@@ -202,7 +202,7 @@ async def test_nothing_is_forgotten_that_a_run_could_need_which_is_not_over(
     ann: Caller, bob: Caller, books: Books, operating: Operating, store: Store, database: Database
 ) -> None:
     """Ann's run began after the old output was stored and before it was retired: it may come back for what it was served, however old that is."""
-    await database.execute("TRUNCATE receipts, failures, charges, runs")
+    await database.execute("TRUNCATE receipts, failures, charges, tallies, runs")
     old, own, failed, given_back, before = new_keys(5)
     store.clock_offset = -3 * DAY
     await bob.claim(old, confirm=True)

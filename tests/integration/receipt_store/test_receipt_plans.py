@@ -13,9 +13,23 @@ from rowmill_receipt_store.store import QUERIES
 
 pytestmark = pytest.mark.servers
 
-BY_KEY = ["claim", "load", "doubt", "confirm", "renew", "complete", "fail", "release", "settle_charges", "windows", "report_windows", "end_presences"]
+BY_KEY = [
+    "claim",
+    "load",
+    "doubt",
+    "confirm",
+    "renew",
+    "complete",
+    "fail",
+    "release",
+    "settle_charges",
+    "tallies",
+    "windows",
+    "report_windows",
+    "end_presences",
+]
 
-_OF_NO_RECEIPT = {"windows", "report_windows", "end_presences"}
+_OF_NO_RECEIPT = {"tallies", "windows", "report_windows", "end_presences"}
 
 FILL = (
     """

@@ -96,7 +96,7 @@ async def test_what_may_have_been_sent_and_what_lives_stays_charged(ann: Caller,
 
 
 async def test_a_look_is_bounded_and_the_next_one_goes_on(ann: Caller, store: Store, database: Database, books: Books) -> None:
-    await database.execute("TRUNCATE charges")
+    await database.execute("TRUNCATE charges, tallies")
     await ann.halt("resume", "1")
     await ann.claims(new_keys(7), cost=COST)
     sweep = Sweep(database, SystemClock(), interval=1000, patience=QUEUED, page=2, pages=1)
@@ -181,7 +181,7 @@ async def test_a_gateway_that_dies_before_it_hears_of_its_claims_leaves_no_charg
     gap = Gap(service="tool-gateway", message="ClaimReceipts", when="after", repaired_by="the sweep")
     gateway = DyingProcess(gap, environment, tmp_path / "gateway.log")
     run = new_run()
-    await database.execute("TRUNCATE charges")  # those of other tests may be a million
+    await database.execute("TRUNCATE charges, tallies")  # those of other tests may be a million
     gateway.start()
     try:
         async with Bus(ServiceSettings(broker_url=broker_url), service="executor") as bus, asyncio.timeout(60):
