@@ -69,6 +69,8 @@ async def test_who_leaves_shares_no_more_and_does_not_come_back_by_a_late_messag
 async def test_what_the_others_have_open_is_told_while_they_are_there_as_they_said_last(hall: Hall) -> None:
     await hall.meet("ann", 2, open=[OpenRequests("acme/hunter", 3), OpenRequests("acme/apollo", 1)])
     await hall.meet("ann", 1, open=[])
+    await hall.meet("ann", 4, open=[OpenRequests("acme/hunter", 3), OpenRequests("acme/apollo", 1)])
+    await hall.meet("ann", 3, open=[])
     await hall.meet("bob", 1, open=[OpenRequests("acme/hunter", 2)], serving=False)
     assert (await hall.meet("cid")).open == [OpenRequests("acme/apollo", 1), OpenRequests("acme/hunter", 5)], "an older message changes nothing"
     assert (await hall.meet("bob", 2, serving=False)).open == [OpenRequests("acme/apollo", 1), OpenRequests("acme/hunter", 3)], "not one's own"
@@ -79,6 +81,9 @@ async def test_what_the_others_have_open_is_told_while_they_are_there_as_they_sa
 async def test_who_is_long_gone_is_forgotten(hall: Hall) -> None:
     await hall.meet("ann")
     await hall.meet("bob")
+    hall.pass_time(99 * SHARD)
+    await hall.meet("bob")
+    assert (await hall.meet("ann")).sharing == ["ann", "bob"], "who was silent for less is no newcomer"
     hall.pass_time(102 * SHARD)
     assert (await hall.meet("bob")).sharing == ["bob"]
     assert await hall.known() == ["bob"]

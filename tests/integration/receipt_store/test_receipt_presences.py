@@ -104,6 +104,61 @@ async def test_a_presence_that_has_ended_stays_so_and_what_nobody_took_is_bound_
     assert (await ann.complete(other)).state == "stored"
 
 
+async def test_who_came_back_is_given_the_whole_time_again_when_it_falls_silent_once_more(
+    ann: Caller, bob: Caller, key: bytes, presences: PresenceStore, later: Any
+) -> None:
+    name = await there(presences)
+    await ann.but(presence=name).claim(key, confirm=True)
+    later(PRESENCE)
+    assert not await taken(bob, key, later, asks=3, apart=0.4 * GRACE)
+    assert (await presences.keep(KeepPresence(presence=name))).held
+    later(PRESENCE)
+    assert not await taken(bob, key, later, asks=2, apart=0.4 * GRACE), "what others asked before it came back counts no more"
+    assert await taken(bob, key, later, apart=0.4 * GRACE)
+
+
+async def test_a_silence_of_all_counts_for_a_quarter_of_the_time_that_a_silent_process_has(
+    ann: Caller, bob: Caller, key: bytes, presences: PresenceStore, later: Any
+) -> None:
+    await ann.but(presence=await there(presences)).claim(key, confirm=True)
+    later(PRESENCE)
+    assert not await taken(bob, key, later, asks=4, apart=2 * GRACE), "nobody was served in between, perhaps"
+    assert await taken(bob, key, later, asks=1), "who asks seldom gets there, too"
+
+
+async def test_a_process_that_is_there_or_has_gone_is_not_what_others_ask_for(presences: PresenceStore, later: Any) -> None:
+    """They looked when it was silent; it has come back, or gone, since."""
+    here, gone = await there(presences), await there(presences)
+    later(PRESENCE)
+    await presences.keep(KeepPresence(presence=here))
+    await presences.keep(KeepPresence(presence=gone, leave=True))
+    for _ in range(4):
+        assert not await presences.contest([here, gone])
+        later(0.4 * GRACE)
+    assert (await presences.keep(KeepPresence(presence=here))).held
+    assert not (await presences.keep(KeepPresence(presence=gone))).held
+
+
+async def test_what_a_process_said_before_it_went_changes_nothing_when_it_comes_after(presences: PresenceStore) -> None:
+    name = f"executor-{secrets.token_hex(4)}"
+    await presences.keep(KeepPresence(presence=name, leave=True))
+    assert not (await presences.keep(KeepPresence(presence=name))).held
+
+
+async def test_a_silent_process_is_forgotten_a_day_later_and_no_earlier(
+    ann: Caller, bob: Caller, key: bytes, presences: PresenceStore, later: Any, database: Database
+) -> None:
+    name = await there(presences)
+    await ann.but(presence=name).claim(key, confirm=True)
+    later(2 * PRESENCE)
+    await there(presences)
+    assert (await bob.claim(key, confirm=True)).state == "held", "who comes new makes nobody go"
+    assert (await presences.keep(KeepPresence(presence=name))).held
+    later(25 * 3600.0)
+    await there(presences)
+    assert await database.fetchrow("SELECT FROM presences WHERE presence = $1", name) is None
+
+
 async def test_a_process_that_goes_leaves_its_steps_at_once(ann: Caller, bob: Caller, key: bytes, presences: PresenceStore) -> None:
     name = await there(presences)
     ann = ann.but(presence=name)
