@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from concurrent.futures import Executor
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
@@ -12,7 +13,7 @@ import msgspec
 import structlog
 
 from rowmill.encoding.receipts import short_digest
-from rowmill.errors import RowmillError, StepFailed, UnavailableError
+from rowmill.errors import RowmillError, StepFailed, Suspended, UnavailableError
 from rowmill.runtime.clock import Clock, new_id
 from rowmill_contracts.receipts import Claim, ClaimAnswer, Completion, FailedCall, LeaseRef
 from rowmill_contracts.tools import CallOutcome, ToolFailure
@@ -22,6 +23,9 @@ from rowmill_row_executor.step_calling import StepCall, encoded, enter, failure_
 log = structlog.get_logger()
 
 _SHORTEST_POLL = 0.001
+
+_LAST_WORD = 1.0
+"""Seconds for which a process whose memory is at its limit waits, before it ends, for a step's lease to go back."""
 
 
 class StepExited(RowmillError):
@@ -119,15 +123,24 @@ class StepRunner:
                     log.warning("step_lease_lost", step=step.id, run_id=lease.run_id)
                     return None
                 return await self._overdue(step, lease, failure_of(step, "step_timeout", f"step {step.id!r} took longer than {limit:g} s"))
-            except BaseException:
-                if not work.done() or work.cancelled() or not isinstance(work.exception(), Exception | None):
-                    self._receipts.give_back(_cut_off(step, lease))
+            except BaseException as error:
+                if not work.done() or work.cancelled() or _is_no_failure(work.exception()):
+                    await self._cut_off(_cut_off(step, lease), now=isinstance(error, MemoryError))
                 raise
             finally:
                 lost.cancel()
                 if not work.done():
                     work.cancel()
                     work.add_done_callback(_looked_at)
+
+    async def _cut_off(self, cut_off: FailedCall, *, now: bool) -> None:
+        """``now``: whoever hears of it next may end the process."""
+        if not now:
+            self._receipts.give_back(cut_off)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORD):
+                await self._receipts.fail(cut_off)
 
     async def _called(self, step: StepCall) -> bytes:
         """The function's result, as it is stored."""
@@ -201,15 +214,20 @@ def _outcome(step: StepCall, outcome: Any, **facts: Any) -> CallOutcome:
 
 
 def _failure(step: StepCall, work: asyncio.Task[bytes]) -> ToolFailure | None:
-    """What the function failed of; None: of nothing. Raises what is no failure of its own: the process's memory, its end, a wait."""
+    """What the function failed of; None: of nothing. Raises what is no failure of its own."""
     if work.cancelled():  # by itself: nobody else did
         return failure_of(step, StepFailed.code, f"step {step.id!r} failed: its function was cancelled")
     error = work.exception()
     if error is None:
         return None
-    if isinstance(error, MemoryError) or not isinstance(error, Exception):
+    if _is_no_failure(error):
         raise error
     return raised(step, error)
+
+
+def _is_no_failure(error: BaseException | None) -> bool:
+    """Whether what a function raised is none of its own: the process's memory, which may be another's doing, or its end."""
+    return isinstance(error, MemoryError | KeyboardInterrupt | Suspended)
 
 
 def _cut_off(step: StepCall, lease: LeaseRef, failure: ToolFailure | None = None) -> FailedCall:

@@ -18,7 +18,7 @@ from rowmill_contracts.envelope import Message
 from rowmill_contracts.presences import KeepPresence
 from rowmill_contracts.receipts import ClaimReceipts, Complete, Confirm, Fail, LeaseRef, Release
 from rowmill_contracts.tools import CallOutcome
-from rowmill_row_executor import step_receipts
+from rowmill_row_executor import step_receipts, step_runner
 from rowmill_row_executor.ports import Asker
 from rowmill_row_executor.step_calling import StepCall, StepIds
 from rowmill_row_executor.step_receipts import BusStepReceipts
@@ -399,6 +399,32 @@ async def test_an_outcome_that_cannot_be_stored_holds_up_no_other_of_its_page_an
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
         await here.receipts.drain()
+
+
+@pytest.mark.parametrize(("effect", "state"), [("idempotent", "released"), ("non_idempotent", "outcome_unknown")])
+async def test_a_step_that_runs_out_of_memory_leaves_no_lease_behind_when_its_process_is_told(
+    new_executor: Any, store: MemoryReceipts, effect: str, state: str
+) -> None:
+    def greedy() -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        await new_executor().run(greedy, effect=effect)
+    assert [receipt.state for receipt in store.receipts.values()] == [state]
+
+
+async def test_a_process_without_memory_waits_for_no_store_that_does_not_answer(new_executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_runner, "_LAST_WORD", 0.01)
+    here = new_executor()
+
+    def greedy() -> None:
+        here.asks.go.clear()
+        raise MemoryError
+
+    async with asyncio.timeout(20):
+        with pytest.raises(MemoryError):
+            await here.run(greedy)
+    here.asks.go.set()
 
 
 async def test_draining_ends_where_nobody_answers(new_executor: Any) -> None:

@@ -126,6 +126,8 @@ async def test_what_the_author_gets_is_what_is_stored(bench: Any) -> None:
         (ValueError("no luck"), "step_failed", "step 'score' failed: ValueError: no luck"),
         (SystemExit(3), "step_failed", "step 'score' failed: StepExited: its function ended the process: SystemExit(3)"),
         (asyncio.CancelledError(), "step_failed", "step 'score' failed: its function was cancelled"),
+        (BaseException("panic"), "step_failed", "step 'score' failed: BaseException: panic"),
+        (GeneratorExit(), "step_failed", "step 'score' failed: GeneratorExit"),
     ],
 )
 async def test_a_failure_names_the_step_and_is_kept_for_its_run(bench: Any, result: Any, code: str, says: str) -> None:
