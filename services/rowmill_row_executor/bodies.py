@@ -190,7 +190,7 @@ class BodyDriver:
             calls.check_all_met("its end")
         except DatasetFailed as error:
             await self._release(lease, error=error.problem)
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:  # whatever author code raises is its own; nothing is waited for here
             log.warning("play_failed", run_id=lease.run_id, exc_info=error)
             await self._release(lease, error=problem_of(error, code="play_failed"))
         else:

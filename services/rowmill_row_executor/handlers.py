@@ -252,7 +252,7 @@ def keys_of(key: object, page: KeyPage) -> list[str]:
     for index, row in enumerate(page.rows, page.first_index):
         try:
             keys.append(row_key_of(function(_decode_row(row)), index=index).hex())
-        except Exception as error:  # author code
+        except BaseException as error:  # author code
             raise RowFailure(None, error, row=index) from error
     return keys
 

@@ -176,6 +176,10 @@ class RowRunner:
         except Exception as error:
             log.exception("row_not_worked", dataset=lane.of.dataset, row=row.index)
             ticket.fail(error)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # author code's, where nobody foresaw any: it must not end the loop of all rows
+            self._settler.settle(lane.of, _failed(row, error), ticket)
         else:
             lane.waits = True
             _drop(working)
@@ -217,6 +221,11 @@ class RowRunner:
             log.exception("row_not_worked", dataset=lane.of.dataset, row=row.index)
             if not working.given_up:
                 ticket.fail(error)
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # likewise
+            if not working.given_up:
+                self._settler.settle(lane.of, _failed(row, error), ticket)
         else:
             if not working.given_up:
                 self._settler.settle(lane.of, settled, ticket)
@@ -248,17 +257,7 @@ class RowRunner:
         del self._tasks[task]
         self._given_up.add(task)
         self._make_room(working.lane)
-        row = working.row
-        failed = SettledRow(
-            key=row.key,
-            index=row.index,
-            page=row.page,
-            attempt=row.attempt,
-            status="failed",
-            input=row.data,
-            error=problem_of(working.error(), row=row.index),
-        )
-        self._settler.settle(working.lane.of, failed, working.ticket)
+        self._settler.settle(working.lane.of, _failed(working.row, working.error()), working.ticket)
 
     def _park(self, lane: Lane, row: RowTask, ticket: Ticket, parked: Parked) -> None:
         parked.__traceback__ = None  # its frames hold the row's context, which holds it: both would stay until the collector comes, which is seldom
@@ -293,6 +292,19 @@ def _may_wait(program: DatasetProgram) -> bool:
 
 def _cancelled(row: RowTask) -> SettledRow:
     return SettledRow(key=row.key, index=row.index, page=row.page, attempt=row.attempt, status="cancelled", input=row.data)
+
+
+def _failed(row: RowTask, error: BaseException) -> SettledRow:
+    """As a whole, whatever its columns had come to."""
+    return SettledRow(
+        key=row.key,
+        index=row.index,
+        page=row.page,
+        attempt=row.attempt,
+        status="failed",
+        input=row.data,
+        error=problem_of(error, row=row.index),
+    )
 
 
 def _drop(working: object) -> None:

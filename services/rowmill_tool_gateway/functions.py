@@ -103,7 +103,9 @@ class FunctionCarrier:
                 outputs = await self._called(given if tool.batch is not None else given[0], call, right)
         except NoResponse as error:
             return [Observation("no_answer" if self._did_something(right) else error.kind, str(error))] * len(inputs)
-        except Exception as error:  # author code may raise anything
+        except BaseException as error:  # author code may raise anything: what ends neither this process nor the call is the function's own
+            if isinstance(error, KeyboardInterrupt) or (isinstance(error, asyncio.CancelledError) and _being_cancelled()):
+                raise
             return [self._observed(error, right)] * len(inputs)
         finally:
             may_send_here.reset(asked)
@@ -128,7 +130,7 @@ class FunctionCarrier:
         return await returned if inspect.isawaitable(returned) else returned
 
     def _ended(self, output: Any, right: Right) -> Ended:
-        if isinstance(output, Exception):
+        if isinstance(output, BaseException):
             return self._observed(output, right)
         ended = output_of(self._tool, output, self._result_limit)
         if isinstance(ended, Result):
@@ -139,7 +141,7 @@ class FunctionCarrier:
         """Whether the call may have had an effect. What must not be repeated is unsent only where nothing else can have gone before."""
         return right.used or (right.elsewhere and self._tool.effect == "non_idempotent")
 
-    def _observed(self, error: Exception, right: Right) -> Observation:
+    def _observed(self, error: BaseException, right: Right) -> Observation:
         """A request that never was does not mean that nothing happened. That a connection never opened is believed of our own transport alone,
         where the call must not be repeated: of a function's own client nothing is known.
         """
@@ -150,7 +152,7 @@ class FunctionCarrier:
             return replace(seen, kind="no_answer")
         return replace(seen, kind="crashed") if did_something and seen.kind == "misdefined" else seen
 
-    def _seen(self, error: Exception) -> Observation:
+    def _seen(self, error: BaseException) -> Observation:
         match error:
             case ToolError():
                 return Observation(
@@ -186,6 +188,12 @@ class FunctionCarrier:
             case _:
                 log.warning("tool_crashed", tool=self._tool.id, error_type=type(error).__name__)
                 return Observation("crashed", f"{type(error).__name__}: {error}")
+
+
+def _being_cancelled() -> bool:
+    """Whether somebody asked for the end of the task that carries the call; else a ``CancelledError`` is the function's own."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _body(response: httpx.Response) -> bytes:

@@ -83,7 +83,7 @@ def output_of(tool: Tool, value: Any, limit: int) -> Ended:
         raw = msgspec.json.encode(tool.encode_output(value))
     except OutputInvalid as error:
         return Observation("wrong_answer", str(error))
-    except Exception as error:  # an author's serialiser may raise anything
+    except BaseException as error:  # an author's serialiser may raise anything
         return Observation("wrong_answer", f"answer of tool {tool.id!r} cannot be written as JSON: {error}")
     return _read_item(tool, None, raw, limit)
 
@@ -104,7 +104,7 @@ def _read_item(tool: Tool, status: int | None, raw: bytes, limit: int, *, lenien
         return Observation("wrong_answer", str(error))
     except RowmillError as error:
         return Observation("wrong_answer", str(error), category="definition")
-    except Exception as error:  # an author's actual_cost may raise anything
+    except BaseException as error:  # an author's actual_cost may raise anything
         return Observation("wrong_answer", f"actual_cost of tool {tool.id!r} failed: {error!r}", category="definition")
     unfit = b',"data":null' if result.data is None and value is not None else b""
     return Result(b'{"raw":' + raw + unfit + _meta(status), result.status == "no_result", cost)

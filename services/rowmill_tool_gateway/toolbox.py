@@ -42,7 +42,7 @@ class PreparedTool:
             return tool.cost_of(tool.decode_input(_decode(given)))
         except RowmillError:
             raise
-        except Exception as error:  # an author's cost function may raise anything
+        except BaseException as error:  # an author's cost function may raise anything
             raise RowmillError(f"cost of tool {tool.id!r} failed: {type(error).__name__}: {error}") from error
 
 

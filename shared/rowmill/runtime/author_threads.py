@@ -39,6 +39,10 @@ class _Work(Future[T]):
             return
         try:
             result = self._call()
+        except (StopIteration, GeneratorExit) as error:  # which a future does not hand on: a loop refuses the one, and closes who waits by the other
+            ended = RuntimeError(f"a function raised {type(error).__name__}")
+            ended.__cause__ = error
+            self.set_exception(ended)
         except BaseException as error:  # the one who waits decides what it means
             self.set_exception(error)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -186,7 +187,9 @@ class Handling:
                 return False
             except MemoryError:
                 end_process("memory_limit_reached", queue=queue)
-            except Exception as error:
+            except BaseException as error:
+                if ends_the_handler(error):
+                    raise
                 failures += 1
                 metrics.FAILED.labels(self._bus.service, queue).inc()
                 log.exception("handler_failed", queue=queue, failures=failures)
@@ -198,7 +201,7 @@ class Handling:
                 return True
 
     async def _bury(
-        self, queue: str, incoming: AbstractIncomingMessage, error: Exception, *, attempts: int, first_failure: float, subject: dict[str, Any]
+        self, queue: str, incoming: AbstractIncomingMessage, error: BaseException, *, attempts: int, first_failure: float, subject: dict[str, Any]
     ) -> None:
         """Publish to the dead-letter queue, untouched, with the reason; returns after the confirm, so that only then it is acknowledged."""
         log.error("message_dead", queue=queue, error=str(error), message_type=incoming.type)
@@ -235,6 +238,16 @@ class Handling:
             log.info("acknowledge_lost", error=repr(error))
         else:
             self._outlived.acknowledged(queue, incoming.message_id or "")
+
+
+def ends_the_handler(error: BaseException) -> bool:
+    """Whether the process, or who cancels the handler, wants its end. Anything else that derives from ``BaseException`` came out of code that the
+    handler called: left to the task, nobody would hear of it, and its message would neither be acknowledged nor tried again.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
 
 
 def id_of(incoming: AbstractIncomingMessage) -> str:

@@ -9,7 +9,7 @@ import aio_pika
 import pytest
 
 from rowmill.dev.private import PrivateServers
-from rowmill.errors import AskTimeout, UnavailableError
+from rowmill.errors import AskTimeout, Suspended, UnavailableError
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery, Rejected
 from rowmill.runtime.settings import ServiceSettings
@@ -81,13 +81,14 @@ async def test_a_malformed_message_is_dead_at_once_and_untouched_with_the_reason
     assert {message.headers["x-rowmill-service"] for message in found} == {"admission"}
 
 
-async def test_a_failing_handler_is_tried_again_then_the_message_is_dead_lettered(broker_url: str) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError, Suspended])
+async def test_a_failing_handler_is_tried_again_then_the_message_is_dead_lettered(broker_url: str, error: type[BaseException]) -> None:
     tries = 0
 
     async def fails(_delivery: Delivery) -> None:
         nonlocal tries
         tries += 1
-        raise ZeroDivisionError("bug in a handler")
+        raise error("bug in a handler")
 
     async with Bus(settings(broker_url), service="writer") as bus:
         await bus.consume(topology.SHEETS_SETTLE, fails)
@@ -95,7 +96,7 @@ async def test_a_failing_handler_is_tried_again_then_the_message_is_dead_lettere
         found = await dead_letters(broker_url, topology.SHEETS_SETTLE)
     assert tries == 3
     assert [(m.headers["x-rowmill-error-type"], m.headers["x-rowmill-attempts"], m.headers["x-rowmill-run-id"]) for m in found] == [
-        ("ZeroDivisionError", 3, "r2")
+        (error.__name__, 3, "r2")
     ]
 
 

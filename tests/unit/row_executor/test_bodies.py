@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 from pydantic import BaseModel
 
 from rowmill import Context, Handle, Rows, play
@@ -201,6 +202,16 @@ async def test_what_a_body_raises_fails_the_run_with_its_words(bench: Any) -> No
     bench.start(broken)
     ending = await bench.advance()
     assert (ending.error.code, ending.error.message) == ("play_failed", "ValueError: no such luck")
+
+
+@pytest.mark.parametrize("ending", [BaseException("panic"), GeneratorExit(), MemoryError()])
+async def test_a_body_that_raises_no_exception_fails_its_run_all_the_same(bench: Any, ending: BaseException) -> None:
+    @play("panics")
+    async def panics(ctx: Context) -> None:
+        raise ending
+
+    bench.start(panics)
+    assert (await bench.advance()).error.code == "play_failed"
 
 
 async def test_a_body_that_ends_the_process_only_fails_its_run(bench: Any) -> None:

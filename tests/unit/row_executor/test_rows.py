@@ -15,7 +15,7 @@ from tests.unit.row_executor.leads import RUN, Tools, dataset, found, meta, sett
 
 from rowmill import RowContext, column
 from rowmill.datasets import DatasetBuilder
-from rowmill.errors import AskTimeout
+from rowmill.errors import AskTimeout, Cancelled, Suspended
 from rowmill_contracts.tools import CallItem, CallOutcome
 
 
@@ -191,6 +191,25 @@ async def test_whatever_a_resolver_raises_is_its_rows_error(bench: Any) -> None:
 
     await bench.run_rows(dataset(r=raises).program(), [{"kind": "exit"}, {"kind": "cancelled"}, {"kind": "odd"}])
     assert [row.status for row in settled(bench)] == ["failed"] * 3
+
+
+@pytest.mark.parametrize("ending", [GeneratorExit, Suspended, Cancelled])
+@pytest.mark.parametrize("later", [False, True])
+async def test_a_row_whose_code_raises_what_the_engine_ends_rows_with_fails_and_ends_no_other(
+    bench: Any, ending: type[BaseException], later: bool
+) -> None:
+    def raises(row: Any) -> int:
+        if row["n"] == 1:
+            raise ending
+        return 7
+
+    async def raises_later(row: Any) -> int:
+        await asyncio.sleep(0)
+        return raises(row)
+
+    async with asyncio.timeout(20):
+        await bench.run_rows(dataset(r=raises_later if later else raises).program(), [{"n": n} for n in range(3)])
+    assert [row.status for row in settled(bench)] == ["completed", "failed", "completed"]
 
 
 async def test_an_error_message_that_cannot_travel_is_made_to(bench: Any) -> None:

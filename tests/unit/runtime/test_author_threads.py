@@ -22,6 +22,18 @@ def test_calls_run_in_a_bounded_number_of_threads_and_errors_reach_who_waits() -
     threads.shutdown()
 
 
+@pytest.mark.parametrize("ending", [StopIteration, GeneratorExit])
+async def test_a_call_that_raises_what_no_future_hands_on_ends_for_who_waits_in_a_loop(ending: type[BaseException]) -> None:
+    def ends() -> None:
+        raise ending
+
+    threads = AuthorThreads(1)
+    async with asyncio.timeout(20):
+        with pytest.raises(RuntimeError, match=f"a function raised {ending.__name__}"):
+            await asyncio.get_running_loop().run_in_executor(threads, ends)
+    threads.shutdown()
+
+
 def test_after_the_end_nothing_starts_and_what_waited_is_cancelled() -> None:
     threads = AuthorThreads(1)
     go = threading.Event()

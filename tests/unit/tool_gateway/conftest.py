@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from rowmill import HttpTool, Provider, registry
 from rowmill.encoding.canonical import canonical
 from rowmill.encoding.receipts import receipt_key
 from rowmill.errors import AskTimeout
+from rowmill.runtime.author_threads import AuthorThreads
 from rowmill.runtime.clock import SystemClock
 from rowmill.tools import Tool, tool_of
 from rowmill_contracts.envelope import Message, decode, encode
@@ -160,7 +160,7 @@ class Rig:
         self.port = ScriptedPort()
         self.credentials = Credentials(environ or {}, Redactor())
         self.sessions = AiohttpPort(connect_timeout=5, body_stall=5, body_limit=2**20)
-        self._threads = ThreadPoolExecutor(2)
+        self._threads = AuthorThreads(2)
         self._numbers = itertools.count(1)
         self.holder = holder or f"gateway-{id(self)}"
         self.stepped_back: list[int] = []

@@ -8,8 +8,9 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from tests.unit.tool_gateway.conftest import Rig, find_tool
+from tests.unit.tool_gateway.conftest import FindIn, Rig, find_tool
 
+from rowmill import Provider, ToolCall
 from rowmill_contracts.receipts import ClaimAnswer, HaltRun, Release
 from rowmill_tool_gateway.flights import Stage
 from rowmill_tool_gateway.http_tools import HttpCarrier
@@ -95,3 +96,47 @@ async def test_a_claim_that_is_answered_when_its_flight_is_over_changes_nothing(
     async with asyncio.timeout(20):
         while state == "granted" and not any(isinstance(request, Release) for request in rig.bus.asked):
             await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("ending", [BaseException("panic"), SystemExit(3), GeneratorExit(), MemoryError(), asyncio.CancelledError()])
+@pytest.mark.parametrize(("effect", "blocking"), [("read", False), ("read", True), ("non_idempotent", False)])
+async def test_whatever_a_function_raises_ends_its_call_and_leaves_no_lease_behind(
+    rig: Rig, ending: BaseException, effect: Any, blocking: bool
+) -> None:
+    provider = Provider("crm", base_url="http://127.0.0.1:1")
+
+    if blocking:
+
+        @provider.tool("order", effect=effect, blocking=True)
+        def order(given: FindIn, call: ToolCall) -> str:
+            raise ending
+    else:
+
+        @provider.tool("order", effect=effect)
+        async def order(given: FindIn, call: ToolCall) -> str:
+            raise ending
+
+    async with asyncio.timeout(20):
+        [answered] = await rig.ask([rig.item(order, {"domain": "a.example"})])
+    assert answered.outcome == ("unknown" if effect == "non_idempotent" else "failed")
+    assert answered.failure is not None
+    assert type(ending).__name__ in answered.failure.message
+    assert [receipt.state for receipt in rig.store.receipts.values()] == ["outcome_unknown" if effect == "non_idempotent" else "failed"]
+    assert not rig.engine.hand.flights
+
+
+@pytest.mark.parametrize("before", [False, True])
+async def test_whatever_a_cost_function_raises_ends_its_call(rig: Rig, before: bool) -> None:
+    def panics(_: Any) -> Decimal:
+        raise BaseException("panic")  # noqa: TRY002 - as code in another language raises it
+
+    provider = Provider("crm", base_url="http://127.0.0.1:1")
+
+    @provider.tool("order", effect="read", cost=panics if before else Decimal(1), actual_cost=None if before else panics)
+    async def order(given: FindIn, call: ToolCall) -> str:
+        return "done"
+
+    async with asyncio.timeout(20):
+        [answered] = await rig.ask([rig.item(order, {"domain": "a.example"})])
+    assert answered.outcome == "failed"
+    assert not rig.engine.hand.flights
