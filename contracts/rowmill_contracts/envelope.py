@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
+from rowmill_contracts.storable import unstorable_text
+
 PAGE_ROWS: Final = 500
 """Rows in a page at most. A hop costs about as much for one row as for all of them (docs/adr/0012-pages-of-500-rows.md)."""
 
@@ -63,7 +65,8 @@ def decode(message_type: str | None, body: bytes) -> Message:
     """The message of that wire type.
 
     Raises:
-        UndecodableMessage: the type is unknown or missing, the body is over 9 MiB, not JSON, or does not fit the type.
+        UndecodableMessage: the type is unknown or missing, the body is over 9 MiB, not JSON, does not fit the type, or names something by what
+            nobody could store.
 
     """
     if len(body) > MAX_MESSAGE_BYTES:
@@ -79,4 +82,7 @@ def decode(message_type: str | None, body: bytes) -> Message:
         decoded: Message = decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UndecodableMessage(f"not a valid {name}: {error}") from error
+    unstorable = unstorable_text(decoded, body)
+    if unstorable is not None:
+        raise UndecodableMessage(f"not a valid {name}: a NUL character, which cannot be stored - at `{unstorable}`")
     return decoded

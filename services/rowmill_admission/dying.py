@@ -67,6 +67,7 @@ class Burials:
             raise
         except Exception:
             log.exception("dead_letter_without_effect", message_type=delivery.message.message_type)
+            await self._answer(delivery, RequestDied(error=problem_of(delivery)))  # whatever else becomes of it, nobody is to ask it for ever
 
     async def _bury(self, delivery: Delivery, problem: Problem) -> None:
         match delivery.message:

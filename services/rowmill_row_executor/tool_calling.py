@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rowmill.durations import Duration, optional_seconds
 from rowmill.encoding.canonical import canonical
 from rowmill.encoding.receipts import receipt_key, scope_of
-from rowmill.errors import InputInvalid, OutputInvalid, ToolFailed
+from rowmill.errors import DefinitionError, InputInvalid, OutputInvalid, ToolFailed
 from rowmill.tool_results import Execution, ToolResult
 from rowmill.tools import Tool, tool_of
 from rowmill.validation import explain
@@ -75,6 +75,8 @@ def prepare(
     `UnknownName`, `DefinitionError`.
     """
     definition = tool_of(tool)
+    if id is not None and not (isinstance(id, str) and id.isprintable()):
+        raise DefinitionError(f"call id {id!r:.100} is not allowed: it must be printable text")
     encoded = canonical(definition.encode_input(input))
     if len(encoded) > MAX_INPUT_BYTES:
         raise InputInvalid(f"input of tool {definition.id!r} is {len(encoded)} bytes; at most {MAX_INPUT_BYTES} are allowed")

@@ -272,7 +272,9 @@ class Settler:
 
     def _wait_elsewhere(self, flight: Flight, wait: float, failure: ToolFailure) -> None:
         flight.stage = Stage.WAITING
-        self._hand.defer(flight, list(flight.calls), wait, reason=f"provider {flight.tool.provider}: {failure.code}", failure=failure)
+        self._hand.defer(
+            flight, list(flight.calls), wait, reason=f"provider {flight.tool.provider}: {failure.code}".replace("\x00", ""), failure=failure
+        )
         self._hand.forget(flight)
 
     async def _refresh(self, flight: Flight, failure: ToolFailure) -> None:

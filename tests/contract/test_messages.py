@@ -6,12 +6,16 @@ import hashlib
 import json
 from decimal import Decimal
 from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import jsonschema
 import msgspec
 import pytest
 
 from rowmill_contracts import topology
+from rowmill_contracts.asks import RequestDied
+from rowmill_contracts.counts import Problem
 from rowmill_contracts.digests import SHARDS, input_digest, page_digest, shard_of
 from rowmill_contracts.envelope import MAX_MESSAGE_BYTES, MESSAGES, Message, UndecodableMessage, decode, encode
 from rowmill_contracts.events import RowEvent, RowsCompleted
@@ -19,7 +23,7 @@ from rowmill_contracts.halving import halves
 from rowmill_contracts.rows import joined
 from rowmill_contracts.runs import InputPage, RunOptions, RunStart
 from rowmill_contracts.schemas import FOLDER, render, schemas
-from rowmill_contracts.tools import CallItem, ToolCalls
+from rowmill_contracts.tools import CallItem, ToolCalls, ToolFailure
 
 DESIGNED = {
     *(["RunStart", "RunStop", "EventArrived", "InputPage", "InputSealed", "RowsCompleted", "RowsFailed", "RunEvent", "DatasetEvent"]),
@@ -79,6 +83,50 @@ def test_what_is_encoded_fits_its_schema_and_decodes_to_the_same() -> None:
 def test_what_does_not_fit_is_refused_saying_where(message_type: str | None, body: bytes, says: str) -> None:
     with pytest.raises(UndecodableMessage, match=says):
         decode(message_type, body)
+
+
+def example(annotation: Any, text: str) -> Any:
+    """A value of that type as it is in JSON, with this text wherever any may stand; JSON of any form holds a NUL."""
+    if annotation is Any or annotation is msgspec.Raw:
+        return {"a": "\x00"}
+    kind, parts = get_origin(annotation), get_args(annotation)
+    if kind is Annotated:
+        return example(parts[0], text)
+    if kind is Literal:
+        return parts[0]
+    if kind in {Union, UnionType}:
+        return example(next(part for part in parts if part is not type(None)), text)
+    if kind is list:
+        return [example(parts[0], text)]
+    if kind is dict:
+        return {"a" if parts[1] is Any else text: example(parts[1], text)}
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        fields = {field.encode_name: example(field.type, text) for field in msgspec.structs.fields(annotation)}
+        return list(fields.values()) if annotation.__struct_config__.array_like else fields
+    plain: dict[Any, Any] = {str: text, int: 2, float: 1.0, bool: True, Decimal: "1"}
+    return plain[annotation]
+
+
+@pytest.mark.parametrize("name", sorted(MESSAGES))
+def test_no_message_names_anything_by_what_cannot_be_stored(name: str) -> None:
+    """Postgres takes no NUL in a text. JSON that is passed on, and the words of an error, are kept as JSON, where it is a character like others."""
+    struct = MESSAGES[name]
+    fields = msgspec.structs.fields(struct)
+    for field in fields:
+        fine, odd = (
+            json.dumps({each.encode_name: example(each.type, text if each.name == field.name else "abcd") for each in fields}).encode()
+            for text in ("abcd", "a\x00b")
+        )
+        decode(name, fine)
+        if (
+            b"a\\u0000b" in odd
+            and field.type not in (Problem, Problem | None, ToolFailure | None)
+            and (name, field.name) != ("SettleReceipt.v1", "message")
+        ):
+            with pytest.raises(UndecodableMessage, match=rf"\$\.{field.name}"):
+                decode(name, odd)
+    if name == "RequestDied.v1":
+        decode(name, encode(RequestDied(error=Problem(code="c\x00", message="m\x00"))))
 
 
 def test_the_size_limit_is_exact() -> None:

@@ -10,6 +10,7 @@ import aio_pika
 import pytest
 from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, raw, rows, settled
 
+from rowmill.errors import AskDied
 from rowmill_contracts.asks import RequestDied
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.envelope import Message, encode
@@ -32,6 +33,7 @@ from rowmill_contracts.runs import (
     RenewRun,
     RunOptions,
     RunShown,
+    RunTaken,
     TakeRun,
 )
 from rowmill_contracts.tools import CallItem, CallOutcome, ToolCalls, ToolResults
@@ -219,6 +221,8 @@ async def test_who_asked_what_died_is_answered_with_the_error(neighbours: Neighb
     await neighbours.bus.publish_body(b"{not json", "GetRun.v1", ADMISSION_ASKS, reply_to=neighbours.bus.reply_to)
     await neighbours.until(lambda: answers)
     assert answers[0].error.message.startswith("GetRun.v1 was dead-lettered from admission.asks.v1: not a valid GetRun.v1")
+    with pytest.raises(AskDied, match=r"a NUL character, which cannot be stored - at `\$\.run_id`"):
+        await neighbours.bus.ask(TakeRun(run_id="a\x00b", lease_id="l"), ADMISSION_ASKS, RunTaken)
 
 
 async def test_a_run_on_which_a_decision_cannot_be_stored_fails_and_is_not_decided_on_again(neighbours: Neighbours) -> None:

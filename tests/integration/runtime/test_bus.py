@@ -71,12 +71,14 @@ async def test_a_malformed_message_is_dead_at_once_and_untouched_with_the_reason
         await bus.consume(topology.ADMISSION_RUNS, never)
         await bus.publish_body(b'{"play": 7}', "RunStart.v1", topology.RUNS_START)
         await bus.publish_body(b"{}", "RunStart.v9", topology.RUNS_START)
-        found = await dead_letters(broker_url, topology.ADMISSION_RUNS)
-        if len(found) < 2:
+        await bus.publish_body(b'{"run_id": "a\\u0000b"}', "AdvanceRun.v1", topology.RUNS_START)
+        found: list[Any] = []
+        while len(found) < 3:
             found += await dead_letters(broker_url, topology.ADMISSION_RUNS)
     reasons = {message.body: str(message.headers["x-rowmill-error"]) for message in found}
     assert "$.play" in reasons[b'{"play": 7}']
     assert "RunStart.v9" in reasons[b"{}"]
+    assert "$.run_id" in reasons[b'{"run_id": "a\\u0000b"}']
     assert {message.headers["x-rowmill-key"] for message in found} == {topology.RUNS_START}
     assert {message.headers["x-rowmill-service"] for message in found} == {"admission"}
 

@@ -144,6 +144,12 @@ async def test_calls_after_the_one_that_waited_have_not_waited_themselves(bench:
     assert [item.asked for item in bench.desk.asked] == [400.0, 1000.0]
 
 
+async def test_a_call_id_that_cannot_be_stored_is_refused_at_the_call(bench: Any, tools: Tools) -> None:
+    await bench.run_rows(dataset(a=lambda row, ctx: ctx.call(tools.find, {"domain": "a"}, id="a\x00b")).program(), [{"n": 1}])
+    assert settled(bench)[0].error.message == "call id 'a\\x00b' is not allowed: it must be printable text"
+    assert not bench.desk.asked
+
+
 async def test_one_call_id_twice_at_once_in_a_row_is_refused(bench: Any, tools: Tools) -> None:
     async def both(row: Any, ctx: RowContext) -> None:
         await asyncio.gather(ctx.call(tools.find, {"domain": "a"}), ctx.call(tools.find, {"domain": "b"}))
