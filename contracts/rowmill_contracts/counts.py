@@ -10,7 +10,8 @@ import msgspec
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """completed + failed + cancelled + reused + duplicates = admitted once a dataset is over (SPEC 2.8).
 
-    ``calls`` were made live; ``cost`` is what they cost.
+    Of a run, ``calls`` were made live, whatever came of them, and ``cost`` is what it was charged for them (`rowmill_contracts.charges`). Of a
+    dataset they are those by which its rows got what they have now, so datasets do not add up to their run.
     """
 
     admitted: int = 0

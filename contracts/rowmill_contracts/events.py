@@ -63,7 +63,9 @@ class RunEvent(Message, frozen=True, kw_only=True):
 
 @message()
 class DatasetEvent(Message, frozen=True, kw_only=True):
-    """Routing key ``dataset.<state>.<play>.<dataset>``, state ``opened``, ``progress`` (at most every 250 ms) or ``closed``."""
+    """Routing key ``dataset.<state>.<play>.<dataset>``, state ``opened``, ``progress`` (at most every 250 ms) or ``closed``.
+    ``run_calls``, ``run_cost``: what the whole run was charged by then, in events of its progress; None: not known.
+    """
 
     event_id: str
     run_id: str
@@ -73,6 +75,8 @@ class DatasetEvent(Message, frozen=True, kw_only=True):
     counts: Counts
     at: float
     total_rows: int | None = None
+    run_calls: int | None = None
+    run_cost: Decimal | None = None
 
 
 @message()

@@ -324,7 +324,9 @@ class DatasetSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as `rowmill runs` shows it. Times are seconds since the epoch."""
+    """A run as `rowmill runs` shows it. Times are seconds since the epoch. ``charges_known`` false: its calls and cost are what was last heard, since
+    the receipt-store does not answer.
+    """
 
     run_id: str
     number: int
@@ -339,6 +341,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     error: Problem | None = None
     output: msgspec.Raw = NULL
     datasets: list[DatasetSummary] = []
+    charges_known: bool = True
 
 
 @message()

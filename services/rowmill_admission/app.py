@@ -7,6 +7,7 @@ from typing import ClassVar
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
 from rowmill.runtime.db import Database
+from rowmill_admission.charges import Charges
 from rowmill_admission.counting import Counting
 from rowmill_admission.datasets import Dataset
 from rowmill_admission.dying import Burials
@@ -77,17 +78,18 @@ class _Parts:
 
     def __init__(self, settings: AdmissionSettings, bus: Bus, database: Database, clock: SystemClock) -> None:
         self.database = database
-        self.postman = Postman(database, bus)
+        charges = Charges(database, bus, clock, settings)
+        self.postman = Postman(database, bus, charges.booked)
         self.desk = RoomDesk(Rooms(RoomLimits(settings.room_rows, settings.room_bytes)), database, poll=settings.room_poll)
         sender = PageSender(bus, clock)
         tools = FeederTools(database, bus, sender, self.desk, self.postman, settings)
         self.feeders = Feeders(tools, bus.process_id)
-        self.progress = ProgressTeller(database, bus, clock, interval=settings.progress_interval)
+        self.progress = ProgressTeller(database, bus, clock, charges, interval=settings.progress_interval)
         staging = Staging(database, self.postman, self.feeders.inputs_ended)
         counting = Counting(database, self.postman, self._counted)
         self.releasing = Releasing(database, bus, sender, self.desk, settings)
         self.repair = Repair(database, bus, self.postman, settings, staging=staging, counting=counting, releasing=self.releasing)
-        runs = Runs(database, self.postman, settings, self.feeders.run_stopped)
+        runs = Runs(database, self.postman, charges, settings, self.feeders.run_stopped)
         self.handlers = Handlers(
             bus,
             settings,

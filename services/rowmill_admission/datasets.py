@@ -7,6 +7,7 @@ from typing import Literal
 
 from rowmill.runtime.clock import new_id
 from rowmill_admission.owed import Owed
+from rowmill_contracts.charges import RunCharges
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.events import DatasetEvent
 from rowmill_contracts.retries import NOT_RETRIED
@@ -100,8 +101,8 @@ def opened(dataset: Dataset) -> DatasetOpened:
     return DatasetOpened(outcome=dataset.state, counts=dataset.counts, error=dataset.error if dataset.state == "failed" else None)
 
 
-def told(dataset: Dataset, play: str, state: Literal["opened", "progress", "closed"], *, at: float = 0) -> Owed:
-    """The event that says how far the dataset is. ``at``: seconds since the epoch."""
+def told(dataset: Dataset, play: str, state: Literal["opened", "progress", "closed"], *, at: float = 0, charges: RunCharges | None = None) -> Owed:
+    """The event that says how far the dataset is. ``at``: seconds since the epoch. ``charges``: of its run."""
     event = DatasetEvent(
         event_id=new_id(),
         run_id=dataset.run_id,
@@ -111,6 +112,8 @@ def told(dataset: Dataset, play: str, state: Literal["opened", "progress", "clos
         counts=dataset.counts,
         at=at,
         total_rows=dataset.total_rows,
+        run_calls=None if charges is None else charges.calls,
+        run_cost=None if charges is None else charges.cost,
     )
     return Owed(dataset.run_id, event, f"dataset.{state}.{play}.{dataset.dataset}", EVENTS)
 

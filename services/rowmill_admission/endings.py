@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rowmill.runtime.db import Connection
 from rowmill_admission import datasets
 from rowmill_admission.datasets import Dataset
-from rowmill_admission.runs import Run, advance, told, total
+from rowmill_admission.runs import Run, advance, counts_of, told
 from rowmill_admission.store import datasets as dataset_store
 from rowmill_admission.store import inputs as input_store
 from rowmill_admission.store import owed
@@ -20,15 +20,15 @@ from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.runs import RunState
 
 
-async def counts_of(connection: Connection, run_id: str) -> Counts:
+async def read_counts(connection: Connection, run: Run) -> Counts:
     """The run's counts as they are now."""
-    return total([each.counts for each in await dataset_store.of_runs(connection, [run_id])])
+    return counts_of(run, await dataset_store.of_runs(connection, [run.run_id]))
 
 
 async def end_run(connection: Connection, run: Run, state: RunState, *, error: Problem | None = None) -> list[str]:
     """End a locked run that is not over, and tell."""
     await run_store.finish(connection, run.run_id, state, error=error)
-    await owed.add(connection, told(run, state, await counts_of(connection, run.run_id), error=error))
+    await owed.add(connection, told(run, state, await read_counts(connection, run), error=error))
     return [run.run_id]
 
 

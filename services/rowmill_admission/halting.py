@@ -15,7 +15,7 @@ import msgspec
 
 from rowmill.runtime.db import Connection, Database
 from rowmill_admission.decisions import checked, decision_on, raised
-from rowmill_admission.endings import counts_of, want_advance
+from rowmill_admission.endings import read_counts, want_advance
 from rowmill_admission.owed import Owed, Postman
 from rowmill_admission.running import Runs
 from rowmill_admission.runs import Run, told
@@ -40,7 +40,7 @@ async def halt_run(connection: Connection, run: Run, reason: str) -> list[str]:
     await run_store.halt(connection, run.run_id, reason)
     await owed.add(
         connection,
-        told(run, "waiting", await counts_of(connection, run.run_id), waiting_for=reason),
+        told(run, "waiting", await read_counts(connection, run), waiting_for=reason),
         await decision_on(connection, run, "halt", reason),
         Owed(run.run_id, Control(run_id=run.run_id, action="halt", reason=reason), "", CONTROL),
     )
@@ -110,7 +110,7 @@ class Halting:
             await wait_store.end_halts(connection, run.run_id)
             await owed.add(
                 connection,
-                told(run, "running" if run.term else "queued", await counts_of(connection, run.run_id)),
+                told(run, "running" if run.term else "queued", await read_counts(connection, run)),
                 Owed(run.run_id, Control(run_id=run.run_id, action="resume"), "", CONTROL),
             )
             await want_advance(connection, run, "resumed")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,8 @@ from rowmill.runtime.bus import Bus
 from rowmill.runtime.db import Database
 from rowmill_admission.cancelling import cancel_all
 from rowmill_admission.store import owed as owed_store
-from rowmill_contracts.envelope import Message, decode
+from rowmill_contracts.envelope import Message, decode, encode
+from rowmill_contracts.events import RunEvent
 from rowmill_contracts.receipts import RunHalted
 from rowmill_contracts.topology import EVENTS, EXCHANGE
 
@@ -49,12 +50,13 @@ LANES: Final = ("work", "events")
 
 class Postman:
     """Sends what is owed. One sender per lane of a run and process, so that a lane's messages keep their order, and events that a slow reader
-    refuses hold up no work.
+    refuses hold up no work. ``booked``: the event with what its run was charged; raises `UnavailableError` where that is not to be learnt now.
     """
 
-    def __init__(self, database: Database, bus: Bus) -> None:
+    def __init__(self, database: Database, bus: Bus, booked: Callable[[RunEvent], Awaitable[RunEvent]]) -> None:
         self._database = database
         self._bus = bus
+        self._booked = booked
         self._sending: dict[Lane, asyncio.Task[None]] = {}
         self._again: set[Lane] = set()
         self._stopped = False
@@ -119,15 +121,23 @@ class Postman:
         sent: list[int] = []
         whole = True
         for entry in entries:
-            if entry.asked:
-                try:
-                    await self._bus.ask(decode(entry.message_type, entry.body), entry.key, RunHalted)
-                except (UnavailableError, MalformedMessage, AskDied) as error:  # what died is given up where it is buried
-                    log.warning("owed_left_to_repair", message_type=entry.message_type, error=str(error))
-                    whole = False
-                    break
-            else:
-                await self._bus.publish_body(entry.body, entry.message_type, entry.key, exchange=entry.exchange, correlation_id=entry.run_id)
+            try:
+                await self._send(entry)
+            except (UnavailableError, MalformedMessage, AskDied) as error:  # what died is given up where it is buried
+                log.warning("owed_left_to_repair", message_type=entry.message_type, error=str(error))
+                whole = False
+                break
             sent.append(entry.owed_id)
         await owed_store.delete(self._database, sent)
         return whole
+
+    async def _send(self, entry: owed_store.Entry) -> None:
+        if entry.asked:
+            await self._bus.ask(decode(entry.message_type, entry.body), entry.key, RunHalted)
+            return
+        body = entry.body
+        if entry.message_type == RunEvent.message_type:
+            event = decode(entry.message_type, entry.body)
+            if isinstance(event, RunEvent):
+                body = encode(await self._booked(event))
+        await self._bus.publish_body(body, entry.message_type, entry.key, exchange=entry.exchange, correlation_id=entry.run_id)

@@ -11,6 +11,7 @@ from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import Clock
 from rowmill.runtime.db import Database
 from rowmill_admission.cancelling import cancel_all
+from rowmill_admission.charges import Charges
 from rowmill_admission.datasets import Dataset, told
 from rowmill_admission.store import datasets as dataset_store
 
@@ -20,10 +21,11 @@ log = structlog.get_logger()
 class ProgressTeller:
     """Tell `changed` of every change; each dataset's newest counts are told ``interval`` seconds after the first untold change at the latest."""
 
-    def __init__(self, database: Database, bus: Bus, clock: Clock, *, interval: float) -> None:
+    def __init__(self, database: Database, bus: Bus, clock: Clock, charges: Charges, *, interval: float) -> None:
         self._database = database
         self._bus = bus
         self._clock = clock
+        self._charges = charges
         self._interval = interval
         self._waiting: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -59,5 +61,6 @@ class ProgressTeller:
             return
         self._told_at[dataset_seq] = self._clock.monotonic()
         dataset, play = due
-        owed = told(dataset, play, "progress", at=self._clock.now())
+        charges = await self._charges.at_once([dataset.run_id])
+        owed = told(dataset, play, "progress", at=self._clock.now(), charges=None if charges is None else charges[dataset.run_id])
         await self._bus.publish(owed.message, owed.key, exchange=owed.exchange)

@@ -124,6 +124,16 @@ SELECT coalesce(resumed_at > clock_timestamp() - make_interval(secs => $2::float
 -- name: finish_run
 UPDATE runs SET state = $2, output = $3, error = $4, waiting_for = NULL, lease_until = NULL, finished_at = now(), changed_at = now() WHERE run_id = $1
 
+-- name: store_charges
+-- What runs were charged, where it is newer than what was heard before.
+UPDATE runs r SET charged = n.charged, calls = n.calls, charges_version = n.version
+FROM (
+    SELECT l.run_id, c.version, c.charged, c.calls
+    FROM unnest($1::text[], $2::bigint[], $3::numeric[], $4::bigint[]) AS c (run_id, version, charged, calls) JOIN runs l USING (run_id)
+    WHERE l.charges_version < c.version ORDER BY l.run_id FOR NO KEY UPDATE OF l
+) n
+WHERE r.run_id = n.run_id AND r.charges_version < n.version
+
 -- name: stop_run
 UPDATE runs SET stop_reason = $2, changed_at = now() WHERE run_id = $1
 

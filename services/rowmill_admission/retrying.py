@@ -151,9 +151,7 @@ class Retrying:
         if run.stopped:
             return
         stored = await dataset_store.of_runs(connection, [run.run_id])
-        await owed.add(
-            connection, runs.told(run, "running", runs.total([each.counts for each in stored])), runs.advance(run.run_id, "failed rows are retried")
-        )
+        await owed.add(connection, runs.told(run, "running", runs.counts_of(run, stored)), runs.advance(run.run_id, "failed rows are retried"))
 
 
 async def _why_not(connection: Connection, run: Run, stored: Sequence[Dataset], again: Sequence[Dataset], retention: float) -> str | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rowmill.runtime.db import Connection, Database
 from rowmill.runtime.deliveries import Delivery, Rejected
 from rowmill_admission import inputs, runs
+from rowmill_admission.charges import Charges, charged
 from rowmill_admission.datasets import Dataset, summary
 from rowmill_admission.decisions import checked, decision_on
 from rowmill_admission.endings import end_run, want_advance
@@ -20,7 +21,8 @@ from rowmill_admission.store import datasets as dataset_store
 from rowmill_admission.store import inputs as input_store
 from rowmill_admission.store import owed
 from rowmill_admission.store import runs as run_store
-from rowmill_contracts.counts import Problem
+from rowmill_contracts.charges import RunCharges
+from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.envelope import NULL
 from rowmill_contracts.events import Control
 from rowmill_contracts.runs import (
@@ -48,8 +50,11 @@ from rowmill_contracts.topology import CONTROL
 class Runs:
     """``on_stopped``: called with a run that was stopped, after the commit."""
 
-    def __init__(self, database: Database, postman: Postman, settings: AdmissionSettings, on_stopped: Callable[[str], None]) -> None:
+    def __init__(
+        self, database: Database, postman: Postman, charges: Charges, settings: AdmissionSettings, on_stopped: Callable[[str], None]
+    ) -> None:
         self._database = database
+        self._charges = charges
         self._postman = postman
         self._settings = settings
         self._on_stopped = on_stopped
@@ -93,11 +98,11 @@ class Runs:
         """What a run that was just stored owes: its first event, its budget at the receipt-store, then its body. ``staged``: by clients."""
         if run.over:
             stop = await decision_on(connection, run, "stop", run.stop_reason or "")
-            await owed.add(connection, runs.told(run, "cancelled", runs.total([])), stop)
+            await owed.add(connection, runs.told(run, "cancelled", Counts()), stop)
             return
         known = await input_store.lock(connection, staged) if staged else {}
         failed = next((each.error for each in known.values() if each.state == "failed"), None)
-        queued = runs.told(run, "queued", runs.total([]))
+        queued = runs.told(run, "queued", Counts())
         if failed is not None:
             await owed.add(connection, queued)
             await end_run(connection, run, "failed", error=failed)
@@ -162,7 +167,7 @@ class Runs:
                 term = await run_store.take(connection, run.run_id, request.lease_id, self._settings.run_lease)
             stored = await dataset_store.of_runs(connection, [run.run_id])
             if verdict == "taken" and run.state != "running":
-                await owed.add(connection, runs.told(run, "running", runs.total([each.counts for each in stored])))
+                await owed.add(connection, runs.told(run, "running", runs.counts_of(run, stored)))
             record = await _record(connection, run, stored)
             return RunTaken(outcome="taken", term=term, lease_seconds=self._settings.run_lease, run=record), [run.run_id]
 
@@ -217,7 +222,7 @@ class Runs:
 
     async def _released(self, connection: Connection, run: Run, request: ReleaseRun) -> None:
         stored = await dataset_store.of_runs(connection, [run.run_id])
-        counts = runs.total([each.counts for each in stored])
+        counts = runs.counts_of(run, stored)
         if request.outcome == "waiting":
             waiting_for = run.halt_reason or request.waiting_for
             await run_store.set_waiting(connection, run.run_id, waiting_for)
@@ -241,7 +246,8 @@ class Runs:
         stored = await self._database.transact(lambda connection: dataset_store.of_runs(connection, [run.run_id for run in found]))
         for dataset in stored:
             by_run.setdefault(dataset.run_id, []).append(dataset)
-        return RunsListed(runs=[_summary(run, by_run.get(run.run_id, [])) for run in found])
+        told = await self._charges.at_once([run.run_id for run in found])
+        return RunsListed(runs=[_summary(run, by_run.get(run.run_id, []), told) for run in found])
 
     async def oldest(self) -> OldestRun:
         """The oldest run that could need receipts of its time: it is not over, or can be retried.
@@ -253,11 +259,14 @@ class Runs:
         return OldestRun(started_at=min((each for each in (unfinished, retriable) if each is not None), default=None))
 
     async def shown(self, request: GetRun) -> RunShown:
-        async def work(connection: Connection) -> RunShown:
+        async def work(connection: Connection) -> tuple[Run, list[Dataset]] | None:
             run = await run_store.read(connection, request.run_id)
-            return RunShown() if run is None else RunShown(run=_summary(run, await dataset_store.of_runs(connection, [run.run_id])))
+            return None if run is None else (run, await dataset_store.of_runs(connection, [run.run_id]))
 
-        return await self._database.transact(work)
+        found = await self._database.transact(work)
+        if found is None:
+            return RunShown()
+        return RunShown(run=_summary(*found, await self._charges.at_once([request.run_id])))  # asked after: of a run that is over it is all
 
 
 def _staged_inputs(start: RunStart, run_id: str) -> list[StagedInput]:
@@ -292,14 +301,16 @@ async def _record(connection: Connection, run: Run, stored: Sequence[Dataset]) -
     )
 
 
-def _summary(run: Run, stored: list[Dataset]) -> RunSummary:
+def _summary(run: Run, stored: list[Dataset], told: Mapping[str, RunCharges] | None) -> RunSummary:
+    run = charged(run, told)
     return RunSummary(
         run_id=run.run_id,
         number=run.number,
         org=run.org,
         play=run.play,
         state=run.state,
-        counts=runs.total([each.counts for each in stored]),
+        counts=runs.counts_of(run, stored),
+        charges_known=told is not None,
         waiting_for=run.waiting_for,
         created_at=run.created,
         started_at=None if run.state == "queued" else run.created,

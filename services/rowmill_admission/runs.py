@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -29,7 +31,8 @@ MAX_IDENTITY: Final = 200
 class Run:
     """A run as stored. ``lease_live``: an executor holds its body now; ``stop_reason`` not None: a RunStop is stored. Times: seconds since the
     epoch by the database's clock. ``attempt``: of the rows that are worked now; ``retrying``: a retry is being prepared. ``code_digest``: of a
-    run that was retried, the code that works it since.
+    run that was retried, the code that works it since. ``charged``, ``calls``: what it was charged, as the receipt-store told it last, under that
+    ``charges_version``.
     """
 
     run_id: str
@@ -55,6 +58,9 @@ class Run:
     attempt: int = 1
     retrying: bool = False
     code_digest: str | None = None
+    charged: Decimal = Decimal(0)
+    calls: int = 0
+    charges_version: int = 0
 
     @property
     def over(self) -> bool:
@@ -161,8 +167,11 @@ def mismatch(dataset: str, counts: Counts) -> Problem | None:
     return Problem(code="accounting", message=f"dataset {dataset!r}: {counts.admitted} rows were admitted, but {counts.terminal} ended ({ended})")
 
 
-def total(counts: list[Counts]) -> Counts:
-    """A run's counts: the sum over its datasets."""
+def counts_of(run: Run, stored: Sequence[Dataset]) -> Counts:
+    """A run's counts: its rows are the sum over its datasets, its calls and cost what it was charged, which its rows do not add up to: calls fail,
+    are tried again, are made by its body.
+    """
+    counts = [each.counts for each in stored]
     return Counts(
         admitted=sum(each.admitted for each in counts),
         completed=sum(each.completed for each in counts),
@@ -170,6 +179,6 @@ def total(counts: list[Counts]) -> Counts:
         cancelled=sum(each.cancelled for each in counts),
         reused=sum(each.reused for each in counts),
         duplicates=sum(each.duplicates for each in counts),
-        calls=sum(each.calls for each in counts),
-        cost=sum((each.cost for each in counts), start=Counts().cost),
+        calls=run.calls,
+        cost=run.charged,
     )

@@ -63,6 +63,12 @@ class AdmissionSettings(ServiceSettings):
     halt_timeout: Seconds = 30.0
     """How long a pause or resumption waits for the receipt-store's word before it is left to be asked for again."""
 
+    charges_patience: float = 3.0
+    """How long who asks for a run waits for the receipt-store's word on what it was charged, before it is shown what was heard last. Not scaled: it
+    is how long a person waits."""
+    charges_pause: Seconds = 5.0
+    """For how long after such a silence nobody waits for that word."""
+
     repair_limit: Seconds = 60.0
     """How long one part of the repair look may take before the next part has its turn."""
     silent_after: Seconds = 30.0

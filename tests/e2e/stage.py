@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import asyncpg
 import msgspec
 
 from rowmill import registry
@@ -25,6 +26,8 @@ from rowmill.client.reading import SheetReader
 from rowmill.dev import ServerSet
 from rowmill.dev.services import ServiceSet
 from rowmill.dev.working_set import missing_services
+from rowmill.doctor.auditing import charged_by
+from rowmill.doctor.run_checks import charges
 from rowmill.encoding.exports import export_value
 from rowmill.errors import UnavailableError
 from rowmill.plays import Play
@@ -276,12 +279,29 @@ class Stage:
         summary = await job.status()
         assert summary is not None
         assert summary.state == "completed", summary.error
+        await self.quiet()
+        summary = await self.charged(job)
         read = [row async for row in SheetReader(client.bus).rows(job.run_id, "leads")]
         assert_rows(read, rows)
         assert_counts(summary.counts, len(rows))
         assert summary.counts.duplicates == len(rows) - len({row["domain"] for row in rows})
-        await self.quiet()
         return summary
+
+    async def charged(self, job: Job) -> RunSummary:
+        """The run, once it is shown to cost what its charges add up to: what is found out late of a call changes both."""
+        connection = await asyncpg.connect(self.database_url)
+        try:
+            async with asyncio.timeout(BOUND / 4):
+                while True:
+                    summary = await job.status()
+                    assert summary is not None
+                    books = await charged_by(connection, job.run_id)
+                    assert charges(books) == []
+                    if summary.charges_known and (summary.counts.cost, summary.counts.calls) == (books.told, books.calls):
+                        return summary
+                    await asyncio.sleep(0.1)
+        finally:
+            await connection.close()
 
     async def quiet(self) -> None:
         """Return when every work queue is empty and nothing is unacknowledged; fails if that does not happen, or if a letter is dead."""

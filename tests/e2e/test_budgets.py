@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.stage import BOUND, Books, Stage, leads, read_csv, write_csv
 
 from rowmill.client import Client, Job
+from rowmill_contracts.events import RunEvent
 from rowmill_contracts.runs import RunSummary
 
 pytestmark = pytest.mark.servers
@@ -62,18 +63,54 @@ async def test_a_budget_stops_the_run_exactly_and_more_of_it_completes_the_run(s
     assert summary.state == "waiting"
     named = re.fullmatch(r"budget: money, 0[.\d]* of 0\.50 is left and receipt ([0-9a-f]{12}) may cost 0\.0[12]", summary.waiting_for or "")
     assert named, summary.waiting_for
+    summary = await system.charged(await client.job(run_id))
+    assert (summary.counts.cost, summary.counts.calls) == (paid(spent), spent.total)
 
     resumed = await asyncio.to_thread(system.rowmill, "runs", "resume", run_id, "--budget", "5.00")
 
     assert resumed.returncode == 0, resumed.stderr
     job = await client.job(run_id)
     await stands(job)
-    await system.audit(client, job, rows)
+    summary = await system.audit(client, job, rows)
     assert Books.told(system.provider.stats()) == whole
+    assert (summary.counts.cost, summary.counts.calls) == (paid(whole), whole.total)
     again = await asyncio.to_thread(system.rowmill, "run", "leads", "--csv", str(source), "--out", str(out))
     assert again.returncode == 0, again.stderr
     assert len(read_csv(out)) == 200
     assert Books.told(system.provider.stats()) == whole
+
+
+async def test_calls_that_failed_are_in_what_is_shown_of_their_run_wherever_it_is_shown(
+    system: Stage, client: Client, word: str, tmp_path: Path
+) -> None:
+    rows = leads(40, word)
+    due = Books.of(row["domain"] for row in rows)
+    system.provider.control(reply={"path": "/match", "status": 500, "count": 4})  # each is tried again, and paid for again
+
+    job = await client.start(system.play(), leads=rows)
+    async with asyncio.timeout(BOUND):
+        heard = [event async for event in job.events()]
+
+    cost, calls = paid(due) + 4 * APOLLO, due.total + 4
+    assert isinstance(heard[-1], RunEvent)
+    assert (heard[-1].cost, heard[-1].counts.calls) == (cost, calls)
+    summary = await system.audit(client, job, rows)
+    assert (summary.counts.cost, summary.counts.calls) == (cost, calls)
+    for command in (("runs", "get", job.run_id), ("runs", "list")):
+        told = json.loads((await asyncio.to_thread(system.rowmill, *command, "--json")).stdout)
+        shown = next(run for run in told if run["run_id"] == job.run_id) if isinstance(told, list) else told
+        assert (Decimal(shown["counts"]["cost"]), shown["counts"]["calls"]) == (cost, calls), command
+    audited = json.loads((await asyncio.to_thread(system.rowmill, "doctor", "--audit", job.run_id, "--json")).stdout)
+    assert (Decimal(audited["audit"]["cost"]), audited["audit"]["calls"]) == (cost, calls)
+    assert [finding for finding in audited["findings"] if finding["check"] == "charges"] == []
+
+    more = leads(40, word + "x")
+    source, out = write_csv(tmp_path / "more.csv", more), tmp_path / "out.csv"
+    system.provider.reset()
+    system.provider.control(reply={"path": "/match", "status": 404, "count": 3})  # these rows fail; what they asked for is paid
+    ended = await asyncio.to_thread(system.rowmill, "run", "leads", "--csv", str(source), "--out", str(out), "--allow-failed")
+    spent = await rests(system)
+    assert f"  calls: {spent.total + 3} made live, cost {paid(spent) + 3 * APOLLO}" in ended.stdout.splitlines(), (ended.stdout, ended.stderr)
 
 
 async def test_a_resumption_with_too_little_waits_again(system: Stage, client: Client, word: str) -> None:
@@ -81,6 +118,7 @@ async def test_a_resumption_with_too_little_waits_again(system: Stage, client: C
     job = await client.start(system.play(), leads=rows, budget={"calls": 10, "money": 1})
     assert ((await stands(job)).waiting_for or "").startswith("budget: calls, all 10 are made and receipt ")
     assert (await rests(system)).total == 10
+    assert (await system.charged(job)).counts.calls == 10
 
     resumed = await asyncio.to_thread(system.rowmill, "runs", "resume", job.run_id, "--budget", "calls=30")
     assert resumed.returncode == 0, resumed.stderr

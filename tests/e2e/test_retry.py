@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,7 @@ REFUSED, MISTAKEN = {3, 27, 59}, {10}
 """Rows that the tool refuses, and one that the play's code is wrong about."""
 
 PLAYS = """
+from decimal import Decimal
 from pathlib import Path
 from pydantic import BaseModel
 from rowmill import Batch, Context, Provider, RowContext, Rows, ToolCall, ToolError, column, play
@@ -48,7 +50,7 @@ async def look(inputs: list[Item], call: ToolCall) -> list[int | ToolError]:
     called("look", inputs)
     return [len(item.name) for item in inputs]
 
-@shop.tool("order", effect="non_idempotent", batch=Batch(10))
+@shop.tool("order", effect="non_idempotent", cost=Decimal("0.05"), batch=Batch(10))
 async def order(inputs: list[Item], call: ToolCall) -> list[str | ToolError]:
     called("order", inputs)
     refused = (HERE / "refused").read_text().split()
@@ -110,6 +112,11 @@ def calls(project: Path) -> Counter[str]:
     return Counter((project / "calls").read_text().splitlines())
 
 
+def charged(made: Counter[str]) -> tuple[int, Decimal]:
+    """Calls and cost of what was made: orders cost something, whatever comes of them."""
+    return made.total(), Decimal("0.05") * sum(number for call, number in made.items() if call.startswith("order "))
+
+
 async def ended(job: Job) -> RunSummary:
     async with asyncio.timeout(BOUND):
         return await job.wait()
@@ -129,6 +136,8 @@ async def test_failed_rows_are_worked_again_by_the_code_there_is_now_and_nothing
         failed = REFUSED | MISTAKEN
         assert (summary.state, summary.counts.completed, summary.counts.failed) == ("completed", ROWS - len(failed), len(failed))
         first = calls(project)
+        summary = await stage.charged(job)
+        assert (summary.counts.calls, summary.counts.cost) == charged(first)
         assert {row.index for row in await rows_of(client, job) if row.mark == "failed"} == failed
 
         (project / "refused").write_text(name(59))
@@ -145,6 +154,8 @@ async def test_failed_rows_are_worked_again_by_the_code_there_is_now_and_nothing
         assert [row.index for row in rows if row.mark == "failed"] == [59]
         again = calls(project) - first
         assert again == Counter({f"order {name(index)}" for index in failed}), "completed calls are not made again, failed ones once"
+        summary = await stage.charged(job)
+        assert (summary.counts.calls, summary.counts.cost) == charged(first + again)
 
         (project / "refused").write_text("")
         request = RunRetry(run_id=job.run_id, retry_id="once")

@@ -10,6 +10,7 @@ import msgspec
 from rowmill.runtime.db import Connection, Database
 from rowmill_admission.runs import Run
 from rowmill_admission.store import SQL
+from rowmill_contracts.charges import RunCharges
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.envelope import NULL
 from rowmill_contracts.runs import ListRuns, RecordedCall, RunOptions, RunStart, RunState, StagedInput
@@ -54,6 +55,9 @@ def _run(row: Any) -> Run:
         attempt=row["attempt"],
         retrying=row["retrying"],
         code_digest=row["code_digest"],
+        charged=row["charged"],
+        calls=row["calls"],
+        charges_version=row["charges_version"],
     )
 
 
@@ -179,6 +183,20 @@ async def set_options(connection: Connection, run_id: str, options: RunOptions) 
 
 async def finish(connection: Connection, run_id: str, state: RunState, *, output: msgspec.Raw = NULL, error: Problem | None = None) -> None:
     await connection.execute(SQL["finish_run"], run_id, state, bytes(output).decode(), None if error is None else json_of(error))
+
+
+async def store_charges(database: Database, told: Sequence[RunCharges]) -> None:
+    """Keep what runs were charged, where it is newer than what was heard before."""
+    newest = {each.run_id: each for each in told if each.version}
+    if newest:
+        found = newest.values()
+        await database.execute(
+            SQL["store_charges"],
+            list(newest),
+            [each.version for each in found],
+            [each.cost for each in found],
+            [each.calls for each in found],
+        )
 
 
 async def stop(connection: Connection, run_id: str, reason: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rowmill.cli.wording import rows_told
+from rowmill.cli.wording import numbered, rows_told
 
 if TYPE_CHECKING:
     from rowmill.doctor.auditing import Audit
@@ -77,6 +77,8 @@ def _document(health: Health, audited: Audit | None, findings: list[Finding]) ->
             "rows": audited.rows,
             "counts": counts,
             "unknown_outcomes": audited.unknown,
+            "calls": audited.calls,
+            "cost": str(audited.cost),
         }
     return document
 
@@ -92,6 +94,7 @@ def _lines(health: Health, audited: Audit | None, findings: list[Finding]) -> li
     if audited is not None:
         for name, counts in audited.counts.items():
             lines.append(f"run       {audited.run_id} ({audited.state}), dataset {name}: {rows_told(counts)}")
+        lines.append(f"charged   {audited.cost} for {numbered(audited.calls, 'call')}")
         if audited.unknown:
             lines.append(f"receipts  {audited.unknown} calls with an unknown outcome wait for a decision (`rowmill receipts`)")
     if not findings:

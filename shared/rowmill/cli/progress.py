@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from rowmill.cli.wording import numbered, problem_told, rows_told
+from rowmill.cli.wording import charged_told, numbered, problem_told, rows_told
 from rowmill_contracts.counts import Counts
 from rowmill_contracts.events import DatasetEvent, RunEvent
 from rowmill_contracts.runs import RunSummary
@@ -33,6 +33,7 @@ class Progress:
         self._run_id = ""
         self._counts: dict[str, Counts] = {}
         self._totals: dict[str, int | None] = {}
+        self._charged = ""
         self._started = time.monotonic()
         self._printed = 0.0
 
@@ -65,6 +66,8 @@ class Progress:
         if known is None or event.counts.terminal >= known.terminal:
             self._counts[event.dataset] = event.counts
             self._totals[event.dataset] = event.total_rows
+        if event.run_calls is not None:
+            self._charged = f"calls {event.run_calls}, cost {event.run_cost}"
         self._show()
 
     def _show(self) -> None:
@@ -73,29 +76,28 @@ class Progress:
         elif time.monotonic() - self._printed >= PLAIN_SECONDS and self._counts:
             self._printed = time.monotonic()
             for name, counts in self._counts.items():
-                self._console.print(f"rowmill: {name}: {_line(counts, self._rate(counts))}", highlight=False, soft_wrap=True)
+                line = ", ".join(filter(None, (_line(counts, self._rate(counts)), self._charged)))
+                self._console.print(f"rowmill: {name}: {line}", highlight=False, soft_wrap=True)
 
     def _rate(self, counts: Counts) -> float:
         return counts.terminal / max(time.monotonic() - self._started, 0.001)
 
     def _table(self) -> Table:
-        table = Table(title=f"run {self._run_id}: {self._state}" if self._run_id else f"staging: {self._staged} rows", title_justify="left")
-        for column in ("dataset", "admitted", "done", "failed", "reused", "rows/s", "calls", "cost"):
+        title = ", ".join(filter(None, (f"run {self._run_id}: {self._state}", self._charged)))
+        table = Table(title=title if self._run_id else f"staging: {self._staged} rows", title_justify="left")
+        for column in ("dataset", "admitted", "done", "failed", "reused", "rows/s"):
             table.add_column(column, justify="left" if column == "dataset" else "right")
         for name, counts in self._counts.items():
             total = self._totals.get(name)
             admitted = f"{counts.admitted}/{total}" if total is not None else str(counts.admitted)
             done = str(counts.completed)
-            figures = (str(counts.failed), str(counts.reused), f"{self._rate(counts):.0f}", str(counts.calls), str(counts.cost))
+            figures = (str(counts.failed), str(counts.reused), f"{self._rate(counts):.0f}")
             table.add_row(name, admitted, done, *figures)
         return table
 
 
 def _line(counts: Counts, rate: float) -> str:
-    return (
-        f"admitted {counts.admitted}, done {counts.completed}, failed {counts.failed}, reused {counts.reused}, "
-        f"{rate:.0f} rows/s, calls {counts.calls}, cost {counts.cost}"
-    )
+    return f"admitted {counts.admitted}, done {counts.completed}, failed {counts.failed}, reused {counts.reused}, {rate:.0f} rows/s"
 
 
 def shown(summary: RunSummary, seconds: float, out: Path | None, written: int | None, *, as_json: bool) -> str:
@@ -106,6 +108,7 @@ def shown(summary: RunSummary, seconds: float, out: Path | None, written: int | 
             "run_id": summary.run_id,
             "state": summary.state,
             "counts": counts,
+            "charges_known": summary.charges_known,
             "output": msgspec.json.decode(summary.output),
             "error": None if summary.error is None else msgspec.to_builtins(summary.error),
             "seconds": round(seconds, 3),
@@ -117,7 +120,7 @@ def shown(summary: RunSummary, seconds: float, out: Path | None, written: int | 
     lines = [
         f"run {summary.run_id} {summary.state} in {seconds:.1f} s",
         f"  rows: {rows_told(total)}",
-        f"  calls: {total.calls} made live, cost {total.cost}",
+        f"  calls: {charged_told(summary)}",
     ]
     if summary.error is not None:
         lines.append(f"  error: {problem_told(summary.error)}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rowmill.cli.wording import numbered, problem_told, rows_told
+from rowmill.cli.wording import charged_told, numbered, problem_told, rows_told
 from rowmill.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def list_runs(
         counts = run.counts
         print(
             f"{run.run_id}  {run.play:16} {run.state:10} {_time(run.created_at)}  "
-            f"{counts.terminal}/{counts.admitted} rows, {counts.failed} failed, cost {counts.cost}"
+            f"{counts.terminal}/{counts.admitted} rows, {counts.failed} failed, cost {counts.cost}{'' if run.charges_known else ' (as last heard)'}"
         )
 
 
@@ -175,7 +175,7 @@ def _told(run: RunSummary) -> list[str]:
         "state": run.state,
         "waits for": run.waiting_for,
         "rows": rows_told(counts),
-        "calls": f"{counts.calls} made live, cost {counts.cost}",
+        "calls": charged_told(run),
         "created": _time(run.created_at),
         "started": None if run.started_at is None else _time(run.started_at),
         "finished": None if run.finished_at is None else _time(run.finished_at),

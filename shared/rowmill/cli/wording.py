@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rowmill_contracts.counts import Counts, Problem
+    from rowmill_contracts.runs import RunSummary
 
 
 def rows_told(counts: Counts) -> str:
@@ -14,6 +15,12 @@ def rows_told(counts: Counts) -> str:
         f"{counts.admitted} admitted, {counts.completed} completed, {counts.failed} failed, {counts.cancelled} cancelled, "
         f"{counts.reused} reused, {numbered(counts.duplicates, 'duplicate')}"
     )
+
+
+def charged_told(run: RunSummary) -> str:
+    """What a run was charged, such as ``2 made live, cost 0.03``."""
+    heard = "" if run.charges_known else " (as last heard: the receipt-store does not answer)"
+    return f"{run.counts.calls} made live, cost {run.counts.cost}{heard}"
 
 
 def numbered(count: int, thing: str) -> str:

@@ -52,7 +52,9 @@ class FailedRow:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended. ``output`` is what the play returned, with live handles; ``failed`` holds its first 100 failed rows."""
+    """How a run ended. ``output`` is what the play returned, with live handles; ``failed`` holds its first 100 failed rows. ``cost``: what the run
+    was charged for all its calls, whatever came of them; with ``charges_known`` false what was last heard of that.
+    """
 
     run_id: str
     state: str
@@ -61,6 +63,7 @@ class RunResult:
     cost: Decimal
     failed: list[FailedRow] = field(default_factory=list)
     error: Problem | None = None
+    charges_known: bool = True
 
 
 class Job:
@@ -157,6 +160,7 @@ class Job:
             cost=summary.counts.cost,
             failed=[row async for row in self._failed(summary)],
             error=summary.error,
+            charges_known=summary.charges_known,
         )
 
     def _handle(self, run_id: str, dataset: str) -> PagedHandle:

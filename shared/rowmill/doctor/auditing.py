@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Final
 
 import asyncpg
@@ -16,7 +17,7 @@ import msgspec
 from rowmill.doctor import run_checks
 from rowmill.doctor.books import Books
 from rowmill.doctor.findings import Finding
-from rowmill.doctor.run_checks import DatasetFacts, Lease, Owing, RunFacts
+from rowmill.doctor.run_checks import Charged, DatasetFacts, Lease, Owing, RunFacts
 from rowmill.errors import UnavailableError, UsageError
 from rowmill.runtime.db import Queries
 from rowmill.runtime.transport import redacted
@@ -31,13 +32,17 @@ SQL: Final = Queries.of(__package__ or "rowmill.doctor")
 
 @dataclass(frozen=True)
 class Audit:
-    """``rows``: of all datasets, as recorded. ``counts``: what their marks add up to, by dataset. ``unknown``: calls whose outcome nobody knows."""
+    """``rows``: of all datasets, as recorded. ``counts``: what their marks add up to, by dataset. ``unknown``: calls whose outcome nobody knows.
+    ``calls``, ``cost``: what the run was charged.
+    """
 
     run_id: str
     state: str
     rows: int
     counts: dict[str, Counts]
     unknown: int
+    calls: int
+    cost: Decimal
     findings: list[Finding] = field(default_factory=list)
 
 
@@ -90,6 +95,8 @@ async def audit_over(connection: asyncpg.Connection, run_id: str, *, queued: int
     datasets = await _datasets(connection, run_id)
     found = [finding for dataset in datasets for finding in run_checks.accounts(dataset, patience)]
     found += run_checks.waits(run, datasets, patience, queued=queued)
+    charged = await charged_by(connection, run_id)
+    found += run_checks.charges(charged)
     found += run_checks.leases([Lease(**row) for row in await connection.fetch(SQL["leases"], run_id)], patience)
     found += run_checks.owing([Owing(**row) for row in await connection.fetch(SQL["owed"], run_id)], patience, owner="admission")
     found += run_checks.owing([Owing(**row) for row in await connection.fetch(SQL["events_owed"], run_id)], patience, owner="the sheet-writer")
@@ -100,8 +107,16 @@ async def audit_over(connection: asyncpg.Connection, run_id: str, *, queued: int
         rows=sum(dataset.books.next_index for dataset in datasets),
         counts={dataset.dataset: dataset.books.counts for dataset in datasets},
         unknown=unknown,
+        calls=charged.calls,
+        cost=charged.told,
         findings=found,
     )
+
+
+async def charged_by(connection: asyncpg.Connection, run_id: str) -> Charged:
+    """What everybody says that a run, which there is, was charged."""
+    [row] = await connection.fetch(SQL["charges"], run_id)
+    return Charged(**row)
 
 
 async def _datasets(connection: asyncpg.Connection, run_id: str) -> list[DatasetFacts]:

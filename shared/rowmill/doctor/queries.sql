@@ -47,5 +47,19 @@ FROM receipts.receipts WHERE run_id = $1 AND state IN ('queued', 'running') AND 
 -- name: unknown_outcomes
 SELECT count(*) FROM receipts.receipts WHERE run_id = $1 AND state = 'outcome_unknown'
 
+-- name: charges
+-- What the run was charged: by its charges (null: there are none), by what is told of it, by the account of its budget (null: it has none), and by what
+-- admission heard last. counted: its charges that are one call each.
+SELECT c.charged, c.counted, t.told, t.calls, t.version, a.charged AS account, r.charged AS heard, r.calls AS heard_calls, r.charges_version AS heard_version
+FROM (
+    SELECT sum(coalesce(spent, reserved)) AS charged,
+           coalesce(sum(CASE WHEN calls + retries > 0 THEN calls + retries WHEN reserved > 0 AND key <> '' THEN 1 ELSE 0 END), 0)::bigint AS counted
+    FROM receipts.charges WHERE run_id = $1
+) c, (
+    SELECT coalesce(sum(charged), 0) AS told, coalesce(sum(calls), 0)::bigint AS calls, coalesce(sum(changes), 0)::bigint AS version
+    FROM receipts.tallies WHERE run_id = $1
+) t, admission.runs r LEFT JOIN receipts.runs a USING (run_id)
+WHERE r.run_id = $1
+
 -- name: unfinished
 SELECT count(*) FROM admission.runs WHERE state NOT IN ('completed', 'failed', 'cancelled')

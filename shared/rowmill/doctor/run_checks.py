@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
 from rowmill.doctor.books import Books, differing
@@ -75,6 +76,41 @@ class Owing:
     message_type: str
     messages: int
     age: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charged:
+    """What the run was charged: by its charges, of which ``counted`` are one call each, by what is ``told`` of it with its ``calls``, by the account
+    of its budget (None: it has none), and by what admission ``heard`` last.
+    """
+
+    charged: Decimal | None
+    counted: int
+    told: Decimal
+    calls: int
+    version: int
+    account: Decimal | None
+    heard: Decimal
+    heard_calls: int
+    heard_version: int
+
+
+def charges(found: Charged) -> list[Finding]:
+    """That the cost and the calls that are shown of a run are what it was charged."""
+    charged = found.charged or Decimal(0)
+    wrong = []
+    if found.told != charged:
+        wrong.append(f"The run is said to have cost {found.told}, and its charges add up to {charged}.")
+    if found.account is not None and found.account != charged:
+        wrong.append(f"The account of the run's budget says {found.account}, and its charges add up to {charged}.")
+    if found.calls < found.counted:
+        wrong.append(f"The run is said to have made {found.calls} calls, and {found.counted} are charged.")
+    if found.heard_version > found.version:
+        wrong.append(f"Admission has charges of version {found.heard_version}, and the receipt-store made only {found.version}.")
+    elif found.heard_version == found.version > 0 and (found.heard, found.heard_calls) != (found.told, found.calls):
+        wrong.append(f"Admission heard of {found.heard_calls} calls that cost {found.heard}, and was told of {found.calls} that cost {found.told}.")
+    advice = "This should never happen: were both services' tables restored from the same backup? Else keep the database as it is and report it."
+    return [Finding("charges", problem, advice) for problem in wrong]
 
 
 def accounts(dataset: DatasetFacts, patience: float) -> list[Finding]:

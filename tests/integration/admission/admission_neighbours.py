@@ -11,6 +11,7 @@ import msgspec
 
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery, Rejected
+from rowmill_contracts.charges import AskCharges, ChargesTold, RunCharges
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.digests import input_digest, page_digest
 from rowmill_contracts.envelope import Message
@@ -190,6 +191,8 @@ class Neighbours:
         self.opened: list[DatasetOpened] = []
         self.silent_writer = False
         self.receipts_away = False
+        self.charges: dict[str, RunCharges] = {}
+        self.charges_away = False
         self.deadly_for: set[str] = set()
         self.keys_away = False
         self.nonsense_for: set[str] = set()
@@ -300,6 +303,11 @@ class Neighbours:
         await self.tell_counts(message.run_id, message.dataset)
 
     async def _halt(self, delivery: Delivery) -> None:
+        if isinstance(delivery.message, AskCharges):
+            if not self.charges_away:
+                told = [self.charges.get(run_id) or RunCharges(run_id=run_id) for run_id in delivery.message.run_ids]
+                await self.bus.reply(delivery, ChargesTold(runs=told))
+            return
         assert isinstance(delivery.message, HaltRun)
         self.halts.append(delivery.message)
         if delivery.message.run_id in self.deadly_for:

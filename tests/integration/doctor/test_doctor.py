@@ -69,6 +69,9 @@ class Books:
     async def audit(self, *, patience: float = 1.0, queued: int | None = 0) -> Audit:
         return await audit_over(self.connection, RUN, queued=queued, patience=patience)
 
+    async def charged(self) -> Any:
+        return await self.connection.fetchval("SELECT sum(coalesce(spent, reserved)) FROM receipts.charges WHERE run_id = $1", RUN)
+
     async def after(self, sql: str, *arguments: Any) -> list[Finding]:
         """What is found after that statement."""
         await self.connection.execute(sql, *arguments)
@@ -91,6 +94,7 @@ async def test_the_books_of_a_run_that_went_well_are_right(books: Books) -> None
     assert (found.state, found.rows, found.unknown) == ("completed", ROWS, 0)
     counts = found.counts["leads"]
     assert (counts.admitted, counts.completed, counts.duplicates) == (ROWS, ROWS - 2, 2)
+    assert (found.cost, found.calls) == (await books.charged(), found.counts["leads"].calls)
     with pytest.raises(UsageError, match="no run 'nobody'"):
         await audit_over(books.connection, "nobody", queued=0, patience=0)
 
@@ -134,6 +138,19 @@ CORRUPTIONS = {
         "has not heard the newest counts: completed 0, not 448",
     ),
     "admission is ahead": ("UPDATE admission.datasets SET version = version + 1", "counts", "the sheet-writer made only"),
+    "a run is said to have cost less": (
+        "UPDATE receipts.tallies SET charged = charged - 1",
+        "charges",
+        "The run is said to have cost",
+    ),
+    "a run is said to have made fewer calls": ("UPDATE receipts.tallies SET calls = 0", "charges", "The run is said to have made 0 calls"),
+    "a budget's account is not the charges": (
+        "INSERT INTO receipts.runs (run_id, state, reason, charged) VALUES ('audited', 'running', '', 0.01)",
+        "charges",
+        "The account of the run's budget says 0.01",
+    ),
+    "admission heard of another cost": ("UPDATE admission.runs SET charged = charged - 1", "charges", "Admission heard of"),
+    "admission heard of what nobody told": ("UPDATE admission.runs SET charges_version = charges_version + 1000", "charges", "of version"),
     "a message is owed": (
         """INSERT INTO admission.owed (run_id, lane, exchange, key, message_type, body, asked, owed_at)
         VALUES ('audited', 'work', 'rowmill', 'k', 'AdvanceRun.v1', '', false, now() - interval '1 hour')""",

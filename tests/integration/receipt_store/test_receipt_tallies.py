@@ -97,7 +97,7 @@ async def test_steps_are_no_calls(ann: Caller, key: bytes, books: Books) -> None
     await ann.claim(key, counted=False, confirm=True)
     await ann.complete(key)
 
-    assert await books.tallied(ann.run) == (0, 0)
+    assert await books.tallied(ann.run) == (Decimal(0), 0)
 
 
 async def test_runs_are_told_together_and_later_is_known_by_its_version(ann: Caller, bob: Caller, key: bytes, receipts: Receipts) -> None:
@@ -110,7 +110,7 @@ async def test_runs_are_told_together_and_later_is_known_by_its_version(ann: Cal
 
     assert before == RunCharges(run_id=ann.run)
     assert (between.cost, between.calls) == (CENT, 1)
-    assert [(run.run_id, run.cost, run.calls) for run in told] == [(bob.run, 0, 0), (ann.run, 0, 0), (unknown, 0, 0), (ann.run, 0, 0)]
+    assert [(run.run_id, str(run.cost.normalize()), run.calls) for run in told] == [(run, "0", 0) for run in (bob.run, ann.run, unknown, ann.run)]
     assert before.version < between.version < told[1].version
 
 

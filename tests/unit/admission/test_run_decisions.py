@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 from rowmill_admission import datasets, runs
+from rowmill_admission.charges import charged
 from rowmill_admission.datasets import Dataset
 from rowmill_admission.runs import Identity, Run
+from rowmill_contracts.charges import RunCharges
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.envelope import EMPTY_OBJECT
 from rowmill_contracts.runs import OpenDataset, ReleaseRun, RunOptions, RunStart
@@ -77,10 +79,22 @@ def test_a_release_counts_once_and_only_from_the_holder() -> None:
     assert runs.release(replace(run, state="failed"), request) == "stale"
 
 
-def test_the_counts_of_a_run_are_its_datasets_together() -> None:
-    both = runs.total([Counts(admitted=2, completed=1, failed=1, cost=Decimal("0.10")), Counts(admitted=1, reused=1, cost=Decimal("0.02"))])
-    assert both == Counts(admitted=3, completed=1, failed=1, reused=1, cost=Decimal("0.12"))
-    assert runs.total([]) == Counts()
+def test_the_counts_of_a_run_are_its_datasets_together_and_what_it_was_charged() -> None:
+    stored = [
+        dataset(counts=Counts(admitted=2, completed=1, failed=1, calls=1, cost=Decimal("0.10"))),
+        dataset(counts=Counts(admitted=1, reused=1, cost=Decimal("0.02"))),
+    ]
+    run = replace(RUN, charged=Decimal("0.32"), calls=5)
+    assert runs.counts_of(run, stored) == Counts(admitted=3, completed=1, failed=1, reused=1, calls=5, cost=Decimal("0.32"))
+    assert runs.counts_of(RUN, []) == Counts()
+
+
+def test_what_is_told_of_a_runs_charges_counts_unless_something_newer_was_heard() -> None:
+    run = replace(RUN, charged=Decimal(2), calls=2, charges_version=2)
+    told = RunCharges(run_id="r", version=3, cost=Decimal(1), calls=1)
+    assert charged(run, {"r": told}) == replace(run, charged=Decimal(1), calls=1, charges_version=3)
+    assert charged(replace(run, charges_version=4), {"r": told}).charged == Decimal(2)
+    assert charged(run, None) == charged(run, {}) == run
 
 
 def test_a_dataset_whose_rows_do_not_add_up_is_named() -> None:
