@@ -21,7 +21,7 @@ def keys_of(rows: Sequence[msgspec.Raw], first_index: int, definition: OpenDatas
     """The rows' keys, 32 bytes each: by key columns, the whole row, or the record's place in its input.
 
     Raises:
-        KeyPartMissing: a part of a key is absent, null or empty; names row and part.
+        KeyPartMissing: a part of a key is absent, null or empty; names part and row, as a person counts it.
         ValueNotStorable: a row has no canonical form.
 
     """

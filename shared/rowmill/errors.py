@@ -70,7 +70,7 @@ class ValueNotStorable(RowmillError):
 
 
 class KeyPartMissing(RowmillError):
-    """A row's key has a null or empty part; the message names the row and the part."""
+    """A row's key has a null or empty part; the message names the part, and the row as a person counts it."""
 
     code = "key_part_missing"
 

@@ -95,6 +95,25 @@ def test_the_rows_of_a_run_that_was_retried_are_written_by_the_same_command_with
     assert {row["_status"] for row in found} == {"completed"}
 
 
+def test_a_run_that_fails_of_an_empty_key_names_its_row_and_leaves_the_former_output_as_it_was(system: Stage, word: str, tmp_path: Path) -> None:
+    rows = leads(5, word)
+    rows[2] = dict(rows[2], domain="")
+    source, out = write_csv(tmp_path / "mine.csv", rows), tmp_path / "enriched.csv"
+    out.write_text("what I have\n")
+
+    failed = system.rowmill("run", "misspelt", "--csv", str(source), "--out", str(out))
+
+    assert failed.returncode == 1
+    assert "row 3 of the input (counted from 1, the header not counted): key column 'domain' is empty; every row needs a key" in failed.stdout
+    assert out.read_text() == "what I have\n"
+    assert f"{out} stays as it was" in failed.stderr
+    assert "written" not in failed.stdout
+
+    elsewhere = system.rowmill("run", "misspelt", "--csv", str(source), "--out", str(tmp_path / "new.csv"), "--json")
+    assert json.loads(elsewhere.stdout)["written"] is None
+    assert not (tmp_path / "new.csv").exists()
+
+
 def test_a_limit_works_the_first_rows_only(system: Stage, word: str, tmp_path: Path) -> None:
     rows = leads(300, word)
     source, out = write_csv(tmp_path / "mine.csv", rows), tmp_path / "enriched.jsonl"

@@ -91,9 +91,9 @@ async def _followed(broker_url: str, request: RunRequest) -> RunStatus:
             _say(_waiting(summary))
             print(shown(summary, time.monotonic() - started, None, None, as_json=request.as_json))
             return RunStatus()
-        written = await _write(client, summary, request) if request.out is not None else None
+        written = None if request.out is None else await _write(client, summary, request)
         status = RunStatus(completed=summary.state == "completed", failed_rows=summary.counts.failed)
-        print(shown(summary, time.monotonic() - started, request.out, written, as_json=request.as_json))
+        print(shown(summary, time.monotonic() - started, None if written is None else request.out, written, as_json=request.as_json))
         return status
 
 
@@ -150,20 +150,24 @@ def _waiting(summary: RunSummary) -> str:
     )
 
 
-async def _write(client: Client, summary: RunSummary, request: RunRequest) -> int:
-    """Write the rows of the run's main dataset to the output file; returns how many."""
+async def _write(client: Client, summary: RunSummary, request: RunRequest) -> int | None:
+    """Write the rows of the run's main dataset to the output file; returns how many. None: nothing came of the run, and the file stays as it was."""
     dataset = _main_dataset(summary)
     path = request.out
     if dataset is None or path is None:
         _say("the run has no dataset, so there are no rows to write")
-        return 0
+        return None
     inputs = next((source.columns for source in request.given.values() if hasattr(source, "encoded_pages")), None)
     reader = SheetReader(client.bus)
+    rows = (row async for row in reader.rows(summary.run_id, dataset.dataset) if row.mark != "skipped")
+    row = await anext(rows, None)
+    if row is None and summary.state != "completed":
+        _say(f"the run has no rows, so {path} {'stays as it was' if path.exists() else 'is not written'}")
+        return None
     with RowWriter(path, input_columns=inputs, output_columns=dataset.columns, flatten=request.flatten) as writer:
-        async for row in reader.rows(summary.run_id, dataset.dataset):
-            if row.mark == "skipped":
-                continue
+        while row is not None:
             writer.write(msgspec.json.decode(row.data), row.mark, None if row.error is None else f"{row.error.code}: {row.error.message}")
+            row = await anext(rows, None)
         return writer.rows
 
 

@@ -29,6 +29,7 @@ def numbered(count: int, thing: str) -> str:
 
 
 def problem_told(problem: Problem) -> str:
-    """An error as a sentence, with its code and where it happened."""
-    where = [f"{name} {value}" for name, value in (("column", problem.column), ("row", problem.row), ("tool", problem.tool)) if value is not None]
+    """An error as a sentence, with its code and where it happened: rows are counted from 1, as in the input."""
+    row = None if problem.row is None else problem.row + 1
+    where = [f"{name} {value}" for name, value in (("column", problem.column), ("row", row), ("tool", problem.tool)) if value is not None]
     return f"{problem.message} ({', '.join([problem.code, *where])})"

@@ -18,6 +18,8 @@ from rowmill.errors import KeyPartMissing, ValueNotStorable
 _encode = msgspec.json.Encoder(order="sorted").encode
 _SCALARS = frozenset({str, int, bool, type(None)})
 
+_ADVICE = "; every row needs a key: fill it in, leave the row out, or take another key="
+
 MAX_DEPTH = 200
 """Levels of lists and objects that a value may have."""
 
@@ -79,20 +81,20 @@ def row_key_of(value: Any, *, index: int | None = None) -> bytes:
     for position, part in enumerate(parts):
         if part is None or part in ("", [], {}):
             where = f"part {position} of the value" if isinstance(value, list | tuple) and value else "the value"
-            raise KeyPartMissing(f"{_row(index)}: {where} of the key function is {_kind(part)}")
+            raise KeyPartMissing(f"{_row(index)}: {where} of the key function is {_kind(part)}{_ADVICE}")
     if not parts:
-        raise KeyPartMissing(f"{_row(index)}: the value of the key function is empty")
+        raise KeyPartMissing(f"{_row(index)}: the value of the key function is empty{_ADVICE}")
     return hashlib.sha256(canonical(list(value) if isinstance(value, tuple) else value)).digest()
 
 
 def _missing(row: Mapping[str, Any], column: str, index: int | None) -> KeyPartMissing:
     if column not in row:
         return KeyPartMissing(f"{_row(index)}: there is no key column {column!r}; the row has {', '.join(row) or 'no columns'}")
-    return KeyPartMissing(f"{_row(index)}: key column {column!r} is {_kind(row[column])}")
+    return KeyPartMissing(f"{_row(index)}: key column {column!r} is {_kind(row[column])}{_ADVICE}")
 
 
 def _row(index: int | None) -> str:
-    return "the row" if index is None else f"row {index}"
+    return "the row" if index is None else f"row {index + 1} of the input (counted from 1, the header not counted)"
 
 
 def _kind(part: Any) -> str:

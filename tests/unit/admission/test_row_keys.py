@@ -39,8 +39,9 @@ def test_key_columns_make_the_key() -> None:
     assert first == second == row_key({"a": 1}, ["a"])
 
 
-def test_a_key_part_that_is_missing_names_the_row_by_its_place_in_the_input() -> None:
-    with pytest.raises(KeyPartMissing, match=r"row 402: key column 'a' is null"):
+def test_a_key_part_that_is_missing_names_the_row_as_a_person_counts_it_and_says_what_to_do() -> None:
+    named = r"row 403 of the input \(counted from 1, the header not counted\): key column 'a' is null; every row needs a key: fill it in"
+    with pytest.raises(KeyPartMissing, match=named):
         keys_of([raw('{"a":1}'), raw('{"a":2}'), raw('{"a":null}')], 400, dataset(key=["a"]))
 
 

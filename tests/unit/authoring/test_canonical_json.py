@@ -86,16 +86,16 @@ def test_key_columns_count_alone_and_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("row", "named"),
     [
-        ({"domain": None}, "row 7: key column 'domain' is null"),
-        ({"domain": ""}, "row 7: key column 'domain' is empty"),
-        ({"domain": []}, "row 7: key column 'domain' is empty"),
-        ({"site": "a"}, "row 7: there is no key column 'domain'; the row has site"),
+        ({"domain": None}, "row 8 of the input (counted from 1, the header not counted): key column 'domain' is null"),
+        ({"domain": ""}, "row 8 of the input (counted from 1, the header not counted): key column 'domain' is empty"),
+        ({"domain": []}, "row 8 of the input (counted from 1, the header not counted): key column 'domain' is empty"),
+        ({"site": "a"}, "row 8 of the input (counted from 1, the header not counted): there is no key column 'domain'; the row has site"),
     ],
 )
 def test_a_missing_key_part_names_the_row_and_the_part(row: dict[str, Any], named: str) -> None:
     with pytest.raises(KeyPartMissing) as raised:
         row_key(row, ["domain"], index=7)
-    assert str(raised.value) == named
+    assert str(raised.value).startswith(named)
 
 
 @pytest.mark.parametrize("part", [0, False, 0.0])
@@ -107,7 +107,7 @@ def test_a_key_function_gives_a_value_or_parts() -> None:
     assert row_key_of(("a", 1)) == row_key_of(["a", 1]) != row_key_of("a")
     missing: list[Any] = [None, "", [], ("a", None)]
     for value in missing:
-        with pytest.raises(KeyPartMissing, match="row 3"):
+        with pytest.raises(KeyPartMissing, match="row 4 of the input"):
             row_key_of(value, index=3)
 
 

@@ -22,7 +22,7 @@ RUN = RunSummary(
     state="failed",
     counts=COUNTS,
     created_at=1.0,
-    error=Problem(code="boom", message="kein Müller", column="contact"),
+    error=Problem(code="boom", message="kein Müller", column="contact", row=2),
     output=msgspec.Raw('{"city":"Köln"}'.encode()),
     datasets=[DatasetSummary(dataset="leads", state="closed", counts=COUNTS)],
 )
@@ -40,7 +40,7 @@ def test_a_run_is_shown_in_words_and_what_it_has_not_is_left_out(monkeypatch: py
         "rows         3 admitted, 1 completed, 1 failed, 0 cancelled, 0 reused, 1 duplicate",
         "calls        2 made live, cost 0.03",
         "created      1970-01-01T00:00:01+00:00",
-        "error        kein Müller (boom, column contact)",
+        "error        kein Müller (boom, column contact, row 3)",
         'output       {"city": "Köln"}',
         "dataset      leads (closed): 3 admitted, 1 completed, 1 failed, 0 cancelled, 0 reused, 1 duplicate",
     ]
