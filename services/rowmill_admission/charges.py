@@ -32,6 +32,7 @@ class Charges:
         self._bus = bus
         self._clock = clock
         self._settings = settings
+        self._silent = False
         self._silent_until = 0.0
 
     async def learn(self, run_ids: Sequence[str], *, within: float | None = None) -> dict[str, RunCharges]:
@@ -48,17 +49,22 @@ class Charges:
         return {each.run_id: each for each in told.runs}
 
     async def at_once(self, run_ids: Sequence[str]) -> Mapping[str, RunCharges] | None:
-        """The same for somebody who waits for an answer. None: the receipt-store does not answer; then it is not waited for again for a while, since
-        who waits here holds up others.
+        """The same for somebody who waits for an answer. None: the receipt-store is silent; then nobody waits for it for a while, and after that
+        one at a time finds out whether it does, since who waits here holds up others.
         """
-        if self._clock.monotonic() < self._silent_until:
+        patience, now = self._settings.charges_patience, self._clock.monotonic()
+        if now < self._silent_until:
             return None
+        if self._silent:
+            self._silent_until = now + patience
         try:
-            return await self.learn(run_ids, within=self._settings.charges_patience)
+            told = await self.learn(run_ids, within=patience)
         except (UnavailableError, AskDied, MalformedMessage) as error:
-            self._silent_until = self._clock.monotonic() + self._settings.charges_pause
+            self._silent, self._silent_until = True, self._clock.monotonic() + self._settings.charges_pause
             log.warning("charges_not_told", error=str(error))
             return None
+        self._silent, self._silent_until = False, 0.0
+        return told
 
     async def booked(self, event: RunEvent) -> RunEvent:
         """An event that says how a run ended, or that it waits for a person, with what the run was charged by now. It is told late rather than with

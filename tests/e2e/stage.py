@@ -290,16 +290,19 @@ class Stage:
     async def charged(self, job: Job) -> RunSummary:
         """The run, once it is shown to cost what its charges add up to: what is found out late of a call changes both."""
         connection = await asyncpg.connect(self.database_url)
+        shown = books = None
         try:
             async with asyncio.timeout(BOUND / 4):
                 while True:
                     summary = await job.status()
                     assert summary is not None
-                    books = await charged_by(connection, job.run_id)
+                    shown, books = summary.counts, await charged_by(connection, job.run_id)
                     assert charges(books) == []
-                    if summary.charges_known and (summary.counts.cost, summary.counts.calls) == (books.told, books.calls):
+                    if summary.charges_known and (shown.cost, shown.calls) == (books.told, books.calls):
                         return summary
                     await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise AssertionError(f"shown as {shown}, charged {books}") from None
         finally:
             await connection.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from decimal import Decimal
+from importlib.resources import files
 
 import pytest
 
@@ -112,6 +113,21 @@ async def test_runs_are_told_together_and_later_is_known_by_its_version(ann: Cal
     assert (between.cost, between.calls) == (CENT, 1)
     assert [(run.run_id, str(run.cost.normalize()), run.calls) for run in told] == [(run, "0", 0) for run in (bob.run, ann.run, unknown, ann.run)]
     assert before.version < between.version < told[1].version
+
+
+async def test_what_runs_were_charged_before_there_were_tallies_is_told_too(ann: Caller, books: Books, database: Database) -> None:
+    failed, settled, open_ = new_keys(3)
+    await ann.claims([failed, settled, open_], confirm=True, cost=CENT)
+    await ann.fail(failed)
+    await ann.complete(settled, cost="0.03")
+    before = await books.tallied(ann.run)
+    migration = files("rowmill_receipt_store").joinpath("migrations/0011_tallies.sql").read_text("utf-8")
+    [filling] = [statement for statement in migration.split(";") if "INSERT INTO tallies" in statement]
+
+    await database.execute("TRUNCATE tallies")
+    await database.execute(filling)
+
+    assert await books.tallied(ann.run) == before == (5 * CENT, 3)
 
 
 async def test_sessions_that_charge_a_run_at_once_do_not_wait_for_each_other(ann: Caller, books: Books, database: Database) -> None:
