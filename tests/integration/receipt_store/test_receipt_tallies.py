@@ -8,10 +8,12 @@ from importlib.resources import files
 
 import pytest
 
+from rowmill.runtime.clock import SystemClock
 from rowmill.runtime.db import Database
 from rowmill_contracts.charges import AskCharges, RunCharges
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.store import Store
+from rowmill_receipt_store.sweeping import Sweep
 
 from .conftest import QUEUED, RUNNING, Books, Caller, new_key, new_keys, new_run
 
@@ -68,6 +70,31 @@ async def test_who_takes_a_claim_over_pays_for_it_and_who_sent_pays_for_what_it_
     await ann.complete(sent, cost=str(cost))
     assert await books.tallied(ann.run) == (cost, 1)
     assert await books.tallied(bob.run) == (2 * cost, 2)
+
+
+async def test_what_was_not_sent_is_no_call_though_others_have_its_key_by_now(ann: Caller, bob: Caller, books: Books, store: Store) -> None:
+    unsent, refused, failed = new_keys(3)
+    await ann.claims([unsent, refused, failed], cost=CENT, confirm=True)
+    store.clock_offset = RUNNING + 1
+    await bob.claims([unsent, refused, failed], cost=CENT, confirm=True)
+    assert await books.tallied(ann.run) == (3 * CENT, 3), "nobody knows yet"
+
+    for _ in range(2):
+        await ann.release(unsent)
+        await ann.fail(refused, becomes="released", refund=True)
+        await ann.fail(failed)
+
+    assert await books.tallied(ann.run) == (CENT, 1)
+    assert await books.tallied(bob.run) == (3 * CENT, 3)
+
+
+async def test_a_claim_whose_holder_died_before_it_sent_is_no_call(ann: Caller, key: bytes, books: Books, database: Database) -> None:
+    sweep = Sweep(database, SystemClock(), interval=1.0, patience=QUEUED, page=1000, pages=10)
+    await ann.claim(key, cost=CENT)
+    sweep.clock_offset = 2 * QUEUED + 1
+    await sweep.look()
+
+    assert await books.tallied(ann.run) == (Decimal(0), 0)
 
 
 async def test_what_a_call_cost_is_told_once_it_is_known_however_late(ann: Caller, books: Books, store: Store, bob: Caller) -> None:
