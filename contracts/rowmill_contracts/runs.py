@@ -325,7 +325,7 @@ class DatasetSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A run as `rowmill runs` shows it. Times are seconds since the epoch. ``charges_known`` false: its calls and cost are what was last heard, since
-    the receipt-store does not answer.
+    the receipt-store does not answer. ``retrying``: it is over, and its retry is being prepared.
     """
 
     run_id: str
@@ -342,6 +342,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     output: msgspec.Raw = NULL
     datasets: list[DatasetSummary] = []
     charges_known: bool = True
+    retrying: bool = False
 
 
 @message()

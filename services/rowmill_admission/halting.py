@@ -38,13 +38,18 @@ async def halt_run(connection: Connection, run: Run, reason: str) -> list[str]:
     if run.over or run.stopped or run.halt_reason is not None:
         return []
     await run_store.halt(connection, run.run_id, reason)
+    await tell_halt(connection, run, reason)
+    return [run.run_id]
+
+
+async def tell_halt(connection: Connection, run: Run, reason: str) -> None:
+    """What a locked run owes that is halted now."""
     await owed.add(
         connection,
         told(run, "waiting", await read_counts(connection, run), waiting_for=reason),
         await decision_on(connection, run, "halt", reason),
         Owed(run.run_id, Control(run_id=run.run_id, action="halt", reason=reason), "", CONTROL),
     )
-    return [run.run_id]
 
 
 async def halt_if_out_of_time(connection: Connection, run_id: str) -> list[str]:
@@ -67,7 +72,7 @@ class Halting:
         self._on_change = on_change
 
     async def pause(self, request: PauseRun) -> RunShown:
-        """Halt a run until somebody resumes it.
+        """Halt a run until somebody resumes it; one whose retry is being prepared, as soon as it is.
 
         Raises:
             UnavailableError: the receipt-store has not confirmed the halt yet; asking again is safe.
@@ -76,6 +81,9 @@ class Halting:
 
         async def work(connection: Connection) -> list[str]:
             run = await run_store.lock(connection, request.run_id)
+            if run is not None and run.retrying and not run.stopped:
+                await run_store.note_halt(connection, run.run_id, PAUSE)
+                return []
             return [] if run is None else await halt_run(connection, run, PAUSE)
 
         await self._database.transact(work)
@@ -92,20 +100,27 @@ class Halting:
         budget = request.budget
         checked(budget)
 
-        async def lift(connection: Connection) -> bool:
+        async def lift(connection: Connection) -> int | None:
+            """The number of the decision that the receipt-store is told; None: there is none to tell."""
             run = await run_store.lock(connection, request.run_id)
-            if run is None or run.over or run.stopped or not (_waits_for_a_person(run) or budget is not None):
-                return False
+            if run is None or run.stopped or (run.over and not run.retrying):
+                return None
+            if run.retrying:  # nobody was told of a halt yet
+                await run_store.note_halt(connection, run.run_id, None)
+            if budget is None and (run.retrying or not _waits_for_a_person(run)):
+                return None
             if budget is not None:
                 run = dataclasses.replace(run, options=msgspec.structs.replace(run.options, budget=raised(run.options.budget, budget)))
                 await run_store.set_options(connection, run.run_id, run.options)
             await owed.add(connection, await decision_on(connection, run, "resume", "resumed"))
-            return True
+            return await run_store.newest_decision(connection, run.run_id)
 
-        async def go_on(connection: Connection) -> None:
+        async def go_on(connection: Connection, decided: int) -> None:
             run = await run_store.lock(connection, request.run_id)
             if run is None or run.over or run.stopped or not _waits_for_a_person(run):
                 return
+            if await run_store.newest_decision(connection, run.run_id) != decided:
+                return  # it was halted anew since, or somebody else resumes it
             await run_store.resume(connection, run.run_id)
             await wait_store.end_halts(connection, run.run_id)
             await owed.add(
@@ -115,9 +130,10 @@ class Halting:
             )
             await want_advance(connection, run, "resumed")
 
-        if await self._database.transact(lift):
+        decided = await self._database.transact(lift)
+        if decided is not None:
             await self._told(request.run_id)
-            await self._database.transact(go_on)
+            await self._database.transact(lambda connection: go_on(connection, decided))
         return await self._done(request.run_id)
 
     async def _told(self, run_id: str) -> None:

@@ -111,6 +111,13 @@ ORDER BY number LIMIT 1000
 -- name: set_options
 UPDATE runs SET options = $2 WHERE run_id = $1
 
+-- name: note_halt
+-- Whether a run whose retry is being prepared is to wait for a person once it is ($2: for what; null: not any more).
+UPDATE runs SET halt_reason = $2 WHERE run_id = $1
+
+-- name: newest_decision
+SELECT decision FROM runs WHERE run_id = $1
+
 -- name: resume_run
 -- The halt is lifted. Its body runs anew: one that was never taken is queued.
 UPDATE runs SET state = CASE term WHEN 0 THEN 'queued' ELSE 'running' END, waiting_for = NULL, halt_reason = NULL, resumed_at = clock_timestamp(),
@@ -504,8 +511,9 @@ DELETE FROM retries WHERE (run_id, identity) IN (
     ORDER BY t.asked_at LIMIT 1000)
 
 -- name: begin_retry
--- The newest number of all: what a retry makes of a row stands over what runs made of it that began since.
-UPDATE runs SET attempt = attempt + 1, number = DEFAULT, retrying = true, halted_at = NULL,
+-- The newest number of all: what a retry makes of a row stands over what runs made of it that began since. Who halts the run from now on means the
+-- retry.
+UPDATE runs SET attempt = attempt + 1, number = DEFAULT, retrying = true, halt_reason = NULL, halted_at = NULL,
        halted_seconds = halted_seconds + coalesce(extract(epoch FROM clock_timestamp() - coalesce(halted_at, finished_at))::float8, 0)
 WHERE run_id = $1
 
@@ -531,7 +539,10 @@ WHERE c.run_id = $1 AND c.position >= (
     SELECT min(e.position) FROM recorded_calls e WHERE e.run_id = $1 AND e.kind = 'closed' AND e.name = ANY($2::text[]))
 
 -- name: go_on_retrying
-UPDATE runs SET state = 'running', retrying = false, waiting_for = NULL, halt_reason = NULL, output = 'null', error = NULL, finished_at = NULL,
+-- Or waits for a person, where it was halted while it was prepared.
+UPDATE runs SET state = CASE WHEN halt_reason IS NULL OR stop_reason IS NOT NULL THEN 'running' ELSE 'waiting' END, retrying = false,
+       waiting_for = CASE WHEN stop_reason IS NULL THEN halt_reason END, halt_reason = CASE WHEN stop_reason IS NULL THEN halt_reason END,
+       halted_at = CASE WHEN halt_reason IS NOT NULL AND stop_reason IS NULL THEN clock_timestamp() END, output = 'null', error = NULL, finished_at = NULL,
        code_digest = NULL, lease_until = NULL, advance_wanted = false, advanced_at = now(), advances = 0, changed_at = now()
 WHERE run_id = $1
 

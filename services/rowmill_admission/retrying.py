@@ -20,6 +20,7 @@ from rowmill.runtime.deliveries import Delivery
 from rowmill_admission import runs
 from rowmill_admission.datasets import Dataset
 from rowmill_admission.decisions import decision_on
+from rowmill_admission.halting import tell_halt
 from rowmill_admission.owed import Postman
 from rowmill_admission.running import Runs
 from rowmill_admission.runs import Run
@@ -137,7 +138,8 @@ class Retrying:
             await self._database.transact(work)
 
     async def _go_on(self, connection: Connection, begun: Begun, counts: Sequence[RowsCommitted]) -> None:
-        """The run is not over any more; its body runs anew from where the first of these datasets had been closed.
+        """The run is not over any more; its body runs anew from where the first of these datasets had been closed: at once, or when somebody resumes
+        the run, where it was paused meanwhile.
 
         Of a run that was stopped meanwhile the rows are out, and end as cancelled like those of any other; it ends with them.
         """
@@ -149,6 +151,9 @@ class Retrying:
             return
         await retries.reopen(connection, run.run_id, begun.datasets)
         if run.stopped:
+            return
+        if run.halt_reason is not None:
+            await tell_halt(connection, run, run.halt_reason)
             return
         stored = await dataset_store.of_runs(connection, [run.run_id])
         await owed.add(connection, runs.told(run, "running", runs.counts_of(run, stored)), runs.advance(run.run_id, "failed rows are retried"))

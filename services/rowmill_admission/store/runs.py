@@ -177,6 +177,16 @@ async def out_of_time(database: Database) -> list[str]:
     return [row["run_id"] for row in await database.fetch(SQL["runs_out_of_time"])]
 
 
+async def note_halt(connection: Connection, run_id: str, reason: str | None) -> None:
+    """A run whose retry is being prepared is to wait for a person once it is; None: not any more."""
+    await connection.execute(SQL["note_halt"], run_id, reason)
+
+
+async def newest_decision(connection: Connection, run_id: str) -> int:
+    number: int = await connection.fetchval(SQL["newest_decision"], run_id)
+    return number
+
+
 async def set_options(connection: Connection, run_id: str, options: RunOptions) -> None:
     await connection.execute(SQL["set_options"], run_id, json_of(options))
 

@@ -82,14 +82,14 @@ def stop(
 ) -> None:
     """Stop a run for good: nothing new is sent, what is in flight is recorded, rows that have not ended are cancelled."""
     run = _acted(run_id, lambda job: job.stop(reason), stands_before=True)
-    print(f"run {run_id} was over already: {run.state}" if run.state in _OVER else f"run {run_id} is being stopped")
+    print(f"run {run_id} was over already: {run.state}" if _is_over(run) else f"run {run_id} is being stopped")
 
 
 @app.command("pause")
 def pause(run_id: str) -> None:
     """Let a run wait until it is resumed: what is in flight is recorded, nothing new is sent."""
     run = _acted(run_id, lambda job: job.pause())
-    if run.state in _OVER:
+    if _is_over(run):
         raise UsageError(f"run {run_id} is over: {run.state}")
     print(f"run {run_id} is paused; `rowmill runs resume {run_id}` lets it go on")
 
@@ -110,7 +110,7 @@ def resume(
 
     limits = budget_typed(budget or [])
     run = _acted(run_id, lambda job: job.resume(budget=limits))
-    if run.state in _OVER:
+    if _is_over(run):
         raise UsageError(f"run {run_id} is over: {run.state}")
     if as_json:
         print(msgspec.json.encode(_document(run)).decode())
@@ -140,6 +140,9 @@ def retry(run_id: str, as_json: JsonOption = False) -> None:
     if as_json:
         print(msgspec.json.encode(_document(run)).decode())
         return
+    if run.state == "waiting" and run.waiting_for == "pause":
+        print(f"run {run_id} was paused while it was prepared; `rowmill runs resume {run_id}` lets its failed rows be worked again")
+        return
     again = before.counts.failed
     rows = f"{numbered(again, 'failed row')} of run {run_id} {'is' if again == 1 else 'are'} worked again"
     print(f"{rows if again else f'run {run_id} goes on'}; `rowmill runs get {run_id}` shows how it stands")
@@ -155,7 +158,7 @@ def _acted(run_id: str, act: Callable[[Job], Awaitable[Any]], *, stands_before: 
         async with Client(url, row_events=False) as client:
             job = await client.job(run_id)
             before = await job.status()
-            if before is None or before.state in _OVER:
+            if before is None or _is_over(before):
                 return before
             found = await act(job)
             return before if stands_before else found
@@ -164,6 +167,11 @@ def _acted(run_id: str, act: Callable[[Job], Awaitable[Any]], *, stands_before: 
     if run is None:
         raise UsageError(f"there is no run {run_id!r}; `rowmill runs list` shows those there are")
     return run
+
+
+def _is_over(run: RunSummary) -> bool:
+    """Whether nothing can be done to a run any more. One whose retry is being prepared can be stopped, paused and resumed."""
+    return run.state in _OVER and not run.retrying
 
 
 def _told(run: RunSummary) -> list[str]:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Literal
 
 import pytest
 from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, rows, settled
+from tests.integration.admission.played_retries import FAILED, ended, failing, prepared_in_vain, retry, sent
 
-from rowmill.runtime.bus import Bus
 from rowmill_admission.app import App
 from rowmill_admission.settings import AdmissionSettings
-from rowmill_contracts.counts import Counts, Problem
+from rowmill_contracts.counts import Counts
 from rowmill_contracts.events import DatasetEvent
 from rowmill_contracts.retries import RunRetry
-from rowmill_contracts.rows import RowTasks, SettledRow
 from rowmill_contracts.runs import (
     AskOldestRun,
     ColumnInfo,
@@ -27,7 +25,6 @@ from rowmill_contracts.runs import (
     ReleaseRun,
     RunShown,
     RunStop,
-    RunSummary,
     RunTaken,
     TermAnswer,
 )
@@ -35,44 +32,10 @@ from rowmill_contracts.topology import ADMISSION_ASKS, RUNS_RETRY, RUNS_STOP
 
 pytestmark = pytest.mark.servers
 
-FAILED = {0, 7, 411}
-"""Rows of different pages."""
-
 
 @pytest.fixture
 def settings(broker_url: str, database_url: str) -> AdmissionSettings:
     return AdmissionSettings(broker_url=broker_url, database_url=database_url, time_scale=0.05, page_rows=200)
-
-
-def failing(*attempts: Collection[int]) -> Callable[[RowTasks], list[SettledRow]]:
-    """Which rows fail at their first attempt, at their second, and so on."""
-
-    def work(tasks: RowTasks) -> list[SettledRow]:
-        return [
-            settled(row, "failed", Problem(code="no", message="no"))
-            if row.attempt <= len(attempts) and row.index in attempts[row.attempt - 1]
-            else settled(row, "completed")
-            for row in tasks.rows
-        ]
-
-    return work
-
-
-async def retry(bus: Bus, run_id: str, retry_id: str = "first") -> RunShown:
-    return await bus.ask(RunRetry(run_id=run_id, retry_id=retry_id), RUNS_RETRY, RunShown)
-
-
-async def ended(neighbours: Neighbours, run_id: str, times: int = 1) -> RunSummary:
-    """The run once it has ended so many times."""
-    await neighbours.until(lambda: sum(state in {"completed", "failed", "cancelled"} for state in neighbours.states(run_id)) >= times)
-    summary = await neighbours.get(run_id)
-    assert summary is not None
-    return summary
-
-
-def sent(neighbours: Neighbours, run_id: str) -> Counter[tuple[int, int]]:
-    """(index, attempt) of rows that were published beyond each row's first time."""
-    return Counter((row.index, row.attempt) for row in neighbours.sent(run_id)) - Counter((index, 1) for index in range(1000))
 
 
 @pytest.mark.usefixtures("admission")
@@ -194,13 +157,6 @@ async def test_a_retry_whose_admission_dies_goes_on_with_the_next_one(neighbours
         assert sent(neighbours, run_id) == dict.fromkeys([(index, 2) for index in FAILED], 1)
     finally:
         await second.stop()
-
-
-async def prepared_in_vain(neighbours: Neighbours, run_id: str) -> None:
-    """Begin a retry of a run that has ended, and return while it waits for the receipt-store."""
-    neighbours.receipts_away = True
-    await neighbours.bus.publish(RunRetry(run_id=run_id), RUNS_RETRY)
-    await neighbours.until(lambda: any(halt.retry for halt in neighbours.halts))
 
 
 async def stop_is_stored(app: App, run_id: str) -> None:
