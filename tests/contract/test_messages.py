@@ -129,6 +129,26 @@ def test_no_message_names_anything_by_what_cannot_be_stored(name: str) -> None:
         decode(name, encode(RequestDied(error=Problem(code="c\x00", message="m\x00"))))
 
 
+@pytest.mark.parametrize("message_type", ["RunStart.v1", "InputPage.v1"])
+def test_what_is_nested_too_deep_is_refused_where_nothing_looks_at_it(message_type: str) -> None:
+    """In a field that is not known, or in a row, which travels as it is."""
+    deep = b"[" * 100_000 + b"]" * 100_000
+    body = b'{"play":"leads","invented_later":%s}' if message_type == "RunStart.v1" else b'{"input_id":"i","page":0,"rows":[%s]}'
+    with pytest.raises(UndecodableMessage, match=message_type):
+        decode(message_type, body % deep)
+
+
+@pytest.mark.parametrize(
+    ("before", "number", "after"),
+    [(b"", b"NaN", b""), (b"", b"-Infinity", b""), (b"", b"1e999", b""), (b"\xef\xbb\xbf", b"1", b""), (b"", b"1", b"{}"), (b"", b'"1"', b"")],
+    ids=["NaN", "infinity", "out of range", "byte order mark", "two messages", "number as text"],
+)
+def test_what_only_some_would_take_for_json_is_refused(before: bytes, number: bytes, after: bytes) -> None:
+    claim = b'{"holder":"h","claims":[{"key":"k","lease_id":"l","run_id":"r","tool":"t","effect":"read","started_at":%s}]}'
+    with pytest.raises(UndecodableMessage):
+        decode("ClaimReceipts.v1", before + claim % number + after)
+
+
 def test_the_size_limit_is_exact() -> None:
     frame = b'{"input_id":"i","page":0,"rows":["%s"]}'
     fits = frame % (b"x" * (MAX_MESSAGE_BYTES - len(frame) + 2))
@@ -176,6 +196,33 @@ def test_every_work_queue_dead_letters_to_a_queue_of_its_own_and_to_admission() 
         assert topology.dead(queue.name) in names
         assert (topology.EXCHANGE, topology.dead(queue.name)) in admission.bindings
         assert queue.arguments["x-overflow"] == "reject-publish"
+
+
+def test_nothing_is_dropped_at_a_bound_or_between_two_queues() -> None:
+    """Dead letters have no bound, since nobody could be told to wait; whatever has one refuses. The copies for admission refuse the letter's twin."""
+    for queue in topology.topology()[1]:
+        arguments = queue.arguments
+        assert arguments["x-queue-type"] == "quorum", queue.name
+        assert arguments.get("x-overflow") == (None if queue.name.endswith(".dead") else "reject-publish"), queue.name
+        if "x-dead-letter-exchange" in arguments:
+            assert arguments["x-dead-letter-strategy"] == "at-least-once", queue.name
+        assert arguments.get("x-max-length", topology.WORK_QUEUE_LENGTH) == topology.WORK_QUEUE_LENGTH, queue.name
+    assert {queue.arguments.get("x-max-length") for queue in topology.WORK_QUEUES} == {topology.WORK_QUEUE_LENGTH}
+    bounded = {queue.name for queue in topology.topology()[1] if "x-max-length" in queue.arguments}
+    assert bounded == {name for queue in topology.WORK_QUEUES for name in (queue.name, topology.suspect(queue.name))}
+
+
+def test_what_is_delayed_comes_back_to_where_it_was_sent() -> None:
+    delays = {queue.bindings[0][0]: queue for queue in topology.topology(0.5)[1] if "x-message-ttl" in queue.arguments}
+    assert {name: queue.arguments["x-message-ttl"] for name, queue in delays.items()} == {name: ttl // 2 for name, ttl in topology.DELAYS.items()}
+    for queue in delays.values():
+        assert queue.arguments["x-dead-letter-exchange"] == topology.EXCHANGE
+        assert "x-dead-letter-routing-key" not in queue.arguments, "it keeps the key that it was published under"
+
+
+def test_calls_of_a_shard_and_nothing_else_have_one_consumer_at_a_time() -> None:
+    single = {queue.name for queue in topology.topology()[1] if queue.arguments.get("x-single-active-consumer")}
+    assert single == {topology.gateway_calls(shard) for shard in range(SHARDS)}
 
 
 @pytest.mark.parametrize(("version", "limit"), [("3.10.8", None), ("3.13.7", None), ("4.0.5", -1), ("4.1.0-beta.4", -1), ("10.0", -1), ("", None)])
