@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, cast
 from unittest.mock import Mock
 
 import aiohttp
@@ -18,7 +19,8 @@ from rowmill_tool_gateway.bodies import Bounds
 from rowmill_tool_gateway.body_budget import BodyBudget
 from rowmill_tool_gateway.failures import Observation
 from rowmill_tool_gateway.http_library import LibraryPort
-from rowmill_tool_gateway.http_port import AiohttpPort, HttpRequest, MaySend, NoResponse, always
+from rowmill_tool_gateway.http_port import AiohttpPort, HttpRequest, MaySend, NoResponse, always, may_send_here
+from rowmill_tool_gateway.rights import Right
 from rowmill_tool_gateway.routes import Routes
 
 REQUEST = HttpRequest("hunter", "POST", "http://127.0.0.1:1/find", {}, b"{}", timeout=0.02)
@@ -120,3 +122,21 @@ async def test_a_refused_request_is_believed_where_the_function_did_nothing_else
         return (await call.http.post("/order")).text
 
     assert await carried(rig, order, once()) == kind
+
+
+async def test_the_right_of_a_call_ends_with_it_whatever_its_function_began(rig: Rig) -> None:
+    provider = Provider("crm", base_url="http://127.0.0.1:1")
+    rights: list[Right] = []
+
+    @provider.tool("order", effect="read")
+    async def order(given: FindIn, call: ToolCall) -> str:
+        rights.append(cast("Right", may_send_here.get()))
+        return "done"
+
+    await rig._carrier(tool_of(order)).carry([b'{"domain":"a.example"}'], ["key"], 20.0)
+    assert may_send_here.get() is always, "what comes after it has a right of its own"
+    [right] = rights
+    assert not right()
+    begun: Future[httpx.Response] = Future()
+    right.carries(begun)
+    assert begun.cancelled(), "a thread had come so far when the call ended"
