@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import Annotated, Final
 
@@ -46,6 +47,15 @@ SPENT: Final = tuple(f"budget: {kind}," for kind in ("money", "calls", "retries"
 def is_spent_budget(reason: str) -> bool:
     """Whether a run that was halted for this reason may still send what is claimed for it: the budget paid for that before it was spent."""
     return reason.startswith(SPENT)
+
+
+_UNPAID: Final = re.compile(r"receipt (\w+) may cost ([0-9.]+)")
+
+
+def unpaid_call(reason: str) -> tuple[str, Decimal] | None:
+    """The receipt, and what it may cost, that a budget of money did not pay for, where a run is halted for that."""
+    found = _UNPAID.search(reason) if reason.startswith(SPENT[0]) else None
+    return None if found is None else (found[1], Decimal(found[2]))
 
 
 MOST_MONEY: Final = Decimal(10) ** 15

@@ -16,12 +16,15 @@ MAX_RUNS: Final = 1000
 class RunCharges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``cost``: what the run was charged so far, for every dispatch, whatever came of it: what it cost, or what is reserved for it while nobody
     knows. ``calls``: its dispatches, also those that cost nothing. Both may fall: what was not sent is refunded. ``version`` rises with each change.
+    ``counted_calls``, ``counted_retries``: what its budgets of calls and retries have paid for, as far as it has, or had, such a budget.
     """
 
     run_id: str
     version: int = 0
     cost: Decimal = Decimal(0)
     calls: int = 0
+    counted_calls: int = 0
+    counted_retries: int = 0
 
 
 @message()

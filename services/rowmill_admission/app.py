@@ -95,7 +95,7 @@ class _Parts:
             settings,
             postman=self.postman,
             runs=runs,
-            halting=Halting(database, self.postman, runs, settings, self._resumed),
+            halting=Halting(database, self.postman, runs, charges, settings, self._resumed),
             staging=staging,
             opening=Opening(database, self.postman, settings, self._opened),
             counting=counting,

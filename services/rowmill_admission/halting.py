@@ -14,9 +14,11 @@ from typing import Final
 import msgspec
 
 from rowmill.runtime.db import Connection, Database
+from rowmill_admission.charges import Charges
 from rowmill_admission.decisions import checked, decision_on, raised
 from rowmill_admission.endings import read_counts, want_advance
 from rowmill_admission.owed import Owed, Postman
+from rowmill_admission.resuming import too_little
 from rowmill_admission.running import Runs
 from rowmill_admission.runs import Run, told
 from rowmill_admission.settings import AdmissionSettings
@@ -64,10 +66,13 @@ async def halt_if_out_of_time(connection: Connection, run_id: str) -> list[str]:
 class Halting:
     """``on_change``: called with a run that was paused or resumed, after the commit."""
 
-    def __init__(self, database: Database, postman: Postman, runs: Runs, settings: AdmissionSettings, on_change: Callable[[str], None]) -> None:
+    def __init__(
+        self, database: Database, postman: Postman, runs: Runs, charges: Charges, settings: AdmissionSettings, on_change: Callable[[str], None]
+    ) -> None:
         self._database = database
         self._postman = postman
         self._runs = runs
+        self._charges = charges
         self._settings = settings
         self._on_change = on_change
 
@@ -90,7 +95,7 @@ class Halting:
         return await self._done(request.run_id)
 
     async def resume(self, request: ResumeRun) -> RunShown:
-        """Lift the halt in the receipt-store, then publish the rows that waited.
+        """Lift the halt in the receipt-store, then publish the rows that waited. Refused where the run would stop at once again for its budget.
 
         Raises:
             Rejected: the budget is no amount.
@@ -99,9 +104,10 @@ class Halting:
         """
         budget = request.budget
         checked(budget)
+        charges = await self._charges.at_once([request.run_id])
 
-        async def lift(connection: Connection) -> int | None:
-            """The number of the decision that the receipt-store is told; None: there is none to tell."""
+        async def lift(connection: Connection) -> int | str | None:
+            """The number of the decision that the receipt-store is told; None: there is none to tell. Or why the run cannot go on."""
             run = await run_store.lock(connection, request.run_id)
             if run is None or run.stopped or (run.over and not run.retrying):
                 return None
@@ -111,6 +117,12 @@ class Halting:
                 return None
             if budget is not None:
                 run = dataclasses.replace(run, options=msgspec.structs.replace(run.options, budget=raised(run.options.budget, budget)))
+            if charges is not None:
+                reason = run.halt_reason or (run.waiting_for or "").removeprefix(HALTED_CALL)
+                worked = await run_store.worked_seconds(connection, run.run_id)
+                if refused := too_little(run.run_id, reason, limits_of(run.options.budget), charges[run.run_id], worked):
+                    return refused
+            if budget is not None:
                 await run_store.set_options(connection, run.run_id, run.options)
             await owed.add(connection, await decision_on(connection, run, "resume", "resumed"))
             return await run_store.newest_decision(connection, run.run_id)
@@ -131,6 +143,8 @@ class Halting:
             await want_advance(connection, run, "resumed")
 
         decided = await self._database.transact(lift)
+        if isinstance(decided, str):
+            return RunShown(run=(await self._runs.shown(GetRun(run_id=request.run_id))).run, refused=decided)
         if decided is not None:
             await self._told(request.run_id)
             await self._database.transact(lambda connection: go_on(connection, decided))

@@ -99,6 +99,10 @@ UPDATE runs SET
         + make_interval(secs => halted_seconds + coalesce(extract(epoch FROM clock_timestamp() - halted_at)::float8, 0) + $2::float8)
 WHERE run_id = $1 RETURNING decision, extract(epoch FROM deadline)::float8 AS deadline
 
+-- name: worked_seconds
+-- For how long a run was worked, so as its wall time counts it.
+SELECT extract(epoch FROM coalesce(halted_at, clock_timestamp()) - created_at)::float8 - halted_seconds FROM runs WHERE run_id = $1
+
 -- name: run_out_of_time
 SELECT coalesce(deadline <= clock_timestamp(), false) AND halted_at IS NULL FROM runs WHERE run_id = $1
 

@@ -120,7 +120,7 @@ def spent_reason(kind: Kind, account: Account, spend: Spend, receipt: str) -> st
     match kind:
         case "money":
             left = NOTHING if account.money_left is None or account.money_left < 0 else account.money_left
-            return f"budget: money, {left} of {account.money} is left and receipt {receipt} may cost {spend.money}"
+            return f"budget: money, {left} of {account.money} is left and receipt {receipt} may cost {spend.money:f}"
         case "calls":
             return f"budget: calls, all {account.calls} are made and receipt {receipt} would be one more"
         case "retries":

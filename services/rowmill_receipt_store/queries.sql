@@ -644,10 +644,13 @@ RETURNING state, reason, decision;
 
 -- name: tallies
 -- What each of these runs was charged so far: of a dispatch what it cost, or what is reserved for it while that is not known. `version` rises with
--- every change. Runs that were charged nothing are left out.
-SELECT t.run_id, sum(t.changes)::bigint AS version, sum(t.charged) AS charged, sum(t.calls)::bigint AS calls
+-- every change. Runs that were charged nothing are left out. `counted_`: what budgets of calls and retries paid for, null where there never was one.
+SELECT
+    t.run_id, sum(t.changes)::bigint AS version, sum(t.charged) AS charged, sum(t.calls)::bigint AS calls,
+    r.calls AS counted_calls, r.retries AS counted_retries
 FROM unnest($1::text[]) AS a (run_id) JOIN tallies t ON t.run_id = ANY (ARRAY[a.run_id])
-GROUP BY t.run_id;
+LEFT JOIN runs r ON r.run_id = ANY (ARRAY[a.run_id]) AND r.counts
+GROUP BY t.run_id, r.calls, r.retries;
 
 -- name: receipts_named
 -- What an operator sees of receipts with keys from $1 to $2, at most three: enough to say that a name fits several.

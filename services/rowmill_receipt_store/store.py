@@ -327,7 +327,17 @@ class Store:
     async def tallies(self, run_ids: Sequence[str]) -> list[RunCharges]:
         """What each of these runs was charged so far."""
         rows = await self._database.fetch(QUERIES["tallies"], sorted(set(run_ids)))
-        found = {row["run_id"]: RunCharges(run_id=row["run_id"], version=row["version"], cost=row["charged"], calls=row["calls"]) for row in rows}
+        found = {
+            row["run_id"]: RunCharges(
+                run_id=row["run_id"],
+                version=row["version"],
+                cost=row["charged"],
+                calls=row["calls"],
+                counted_calls=row["counted_calls"] or 0,
+                counted_retries=row["counted_retries"] or 0,
+            )
+            for row in rows
+        }
         return [found.get(run_id) or RunCharges(run_id=run_id) for run_id in run_ids]
 
     # ---- shards and runs --------------------------------------------------------------------------------------------------------------

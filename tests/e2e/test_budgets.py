@@ -66,6 +66,15 @@ async def test_a_budget_stops_the_run_exactly_and_more_of_it_completes_the_run(s
     summary = await system.charged(await client.job(run_id))
     assert (summary.counts.cost, summary.counts.calls) == (paid(spent), spent.total)
 
+    for given in ((), ("--budget", "0.50")):
+        refused = await asyncio.to_thread(system.rowmill, "runs", "resume", run_id, *given)
+        assert refused.returncode != 0
+        needed = re.search(
+            r"would wait for its budget of money again at once: .*; to go on it needs at least --budget (0\.5[012])$", refused.stderr.strip()
+        )
+        assert needed, refused.stderr
+        assert Decimal(needed[1]) > Decimal("0.50")
+
     resumed = await asyncio.to_thread(system.rowmill, "runs", "resume", run_id, "--budget", "5.00")
 
     assert resumed.returncode == 0, resumed.stderr
@@ -120,6 +129,8 @@ async def test_a_resumption_with_too_little_waits_again(system: Stage, client: C
     assert (await rests(system)).total == 10
     assert (await system.charged(job)).counts.calls == 10
 
+    refused = await asyncio.to_thread(system.rowmill, "runs", "resume", job.run_id, "--budget", "calls=10")
+    assert "10 are made; to go on it needs at least --budget calls=11" in refused.stderr
     resumed = await asyncio.to_thread(system.rowmill, "runs", "resume", job.run_id, "--budget", "calls=30")
     assert resumed.returncode == 0, resumed.stderr
     async with asyncio.timeout(BOUND):

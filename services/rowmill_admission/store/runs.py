@@ -168,6 +168,12 @@ async def decide(connection: Connection, run_id: str, wall_time: float | None) -
     return row["decision"], row["deadline"]
 
 
+async def worked_seconds(connection: Connection, run_id: str) -> float:
+    """How much of its wall time a run has used."""
+    seconds: float = await connection.fetchval(SQL["worked_seconds"], run_id)
+    return seconds
+
+
 async def is_out_of_time(connection: Connection, run_id: str) -> bool:
     found: bool = await connection.fetchval(SQL["run_out_of_time"], run_id)
     return found

@@ -116,9 +116,14 @@ class Job:
     async def resume(self, *, budget: BudgetLike | None = None) -> RunSummary | None:
         """Let a paused or halted run go on, with another budget of each kind that is given. Answers how it stands; None: no such run.
 
-        Raises `UsageError` for what is no budget.
+        Raises:
+            UsageError: for what is no budget, or one with which the run would stop at once again; says how much it needs.
+
         """
-        return (await self._bus.ask(ResumeRun(run_id=self.run_id, budget=budget_of(budget)), ADMISSION_ASKS, RunShown)).run
+        shown = await self._bus.ask(ResumeRun(run_id=self.run_id, budget=budget_of(budget)), ADMISSION_ASKS, RunShown)
+        if shown.refused:
+            raise UsageError(shown.refused)
+        return shown.run
 
     async def retry(self) -> RunSummary | None:
         """Have the failed rows of the run, which is over, worked again; all that completed stays, and is not paid for again. Answers how it stands;

@@ -17,7 +17,7 @@ from .test_receipt_budgets import CENT
 pytestmark = pytest.mark.servers
 
 
-async def test_a_call_is_reserved_by_its_claim_and_stays_with_its_outcome(ann: Caller, books: Books) -> None:
+async def test_a_call_is_reserved_by_its_claim_and_stays_with_its_outcome(ann: Caller, books: Books, store: Store) -> None:
     await ann.decided("resume", budget=Limits(calls=3))
     done, failed, unknown = new_keys(3)
     for _ in range(2):
@@ -31,6 +31,8 @@ async def test_a_call_is_reserved_by_its_claim_and_stays_with_its_outcome(ann: C
 
     assert await books.counted(ann.run) == (3, 0)
     assert (await ann.claim(new_key())).state == "over_budget"
+    [told] = await store.tallies([ann.run])
+    assert (told.counted_calls, told.counted_retries) == (3, 0), "as who resumes the run is told"
     assert await books.balanced(ann.run)
 
 
