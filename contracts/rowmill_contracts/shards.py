@@ -85,3 +85,12 @@ class ShardsLeased(Message, frozen=True, kw_only=True):
     drawn: list[Drawn] = []
     gateways: list[str] = []
     open: list[OpenRequests] = []
+
+
+@message()
+class ShardsFreed(Message, frozen=True, kw_only=True):
+    """A hint on the fanout `rowmill.control`: these shards were given up, or requests ended that their former holder had open. Whoever waits for
+    that asks now, not in its own time; nothing depends on its arrival.
+    """
+
+    shards: list[int]

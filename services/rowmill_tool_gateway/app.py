@@ -15,6 +15,7 @@ from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
 from rowmill.tools import Tool
 from rowmill_contracts.digests import SHARDS
+from rowmill_contracts.shards import ShardsFreed
 from rowmill_contracts.topology import ADMISSION_PARKED, CONTROL, gateway_calls
 from rowmill_tool_gateway.body_budget import BodyBudget
 from rowmill_tool_gateway.calling_back import CallBack
@@ -74,6 +75,7 @@ class App:
             connected=lambda: self._bus.connected,
             serves=self._call_back.serves,
             step_back=lambda shard: self._bus.step_back(gateway_calls(shard)),
+            tell_freed=lambda shards: self._bus.publish(ShardsFreed(shards=shards), "", exchange=CONTROL),
         )
         handlers = Handlers(engine, self._bus)
         self._bus.on_reconnect(engine.reconnected)

@@ -60,9 +60,11 @@ class Claims:
 
     def look(self, flight: Flight) -> None:
         flight.stage = Stage.LOOKING
+        flight.group.looking += 1
         self._receipts.look(flight.lane.shard, self._claim_of(flight), flight, self._looked)
 
     def _looked(self, flight: Flight, answer: ClaimAnswer | None) -> None:
+        flight.group.looking -= 1
         if flight.stage is Stage.OVER:
             return
         flight.looked = True

@@ -1,32 +1,29 @@
 """From waiting calls to requests: claim just in time, gather, pace, and hand each request to the sender when its turn is there.
 
-Owns lanes and groups at work. How a request is sent is the sender's, how its outcome is stored the settler's, who is answered what the hand's.
+Owns whose turn it is. Which lanes and groups there are is for `Places`, how a request is sent the sender's, how its outcome is stored the
+settler's, who is answered what the hand's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import structlog
 
 from rowmill.providers import Provider
 from rowmill.runtime.clock import Clock
-from rowmill_contracts.digests import shard_of
 from rowmill_contracts.tools import ToolFailure
 from rowmill_tool_gateway.claiming import Claims
 from rowmill_tool_gateway.credentials import Credentials
 from rowmill_tool_gateway.flights import Call, Flight, Stage
 from rowmill_tool_gateway.groups import Group
 from rowmill_tool_gateway.hand import Hand
-from rowmill_tool_gateway.lanes import Lane, ProbePolicy
-from rowmill_tool_gateway.pacing import Pace
-from rowmill_tool_gateway.permits import Permits, Window
+from rowmill_tool_gateway.lanes import Lane
+from rowmill_tool_gateway.permits import Permits
+from rowmill_tool_gateway.places import Places, Traffic
 from rowmill_tool_gateway.receipts import Receipts
 from rowmill_tool_gateway.sending import Sender
 from rowmill_tool_gateway.settings import ToolGatewaySettings
@@ -38,21 +35,6 @@ log = structlog.get_logger()
 
 LEAST_TIMER = 0.001
 """Seconds; a lane that is due sooner is looked at then."""
-
-
-@dataclass(slots=True, eq=False)
-class _Traffic:
-    """A lane at work: its groups in turn, and when it is looked at next; ``again`` looks soon. ``resolving``: its provider's secrets are being
-    resolved, and nothing is claimed yet. ``windows``: its rates.
-    """
-
-    lane: Lane
-    resolving: bool = False
-    windows: list[Window] = field(default_factory=list)
-    again: Callable[[], None] = field(default=lambda: None)
-    groups: deque[Group[Flight]] = field(default_factory=deque)
-    timer: asyncio.TimerHandle | None = None
-    dirty: bool = False
 
 
 class Dispatcher:
@@ -78,10 +60,7 @@ class Dispatcher:
         self._settings = settings
         self._lease_ids = lease_ids
         self._credentials = credentials
-        self._permits = permits
-        self._probes = ProbePolicy(settings.unreachable_after, settings.probe_first, settings.probe_limit)
-        self._traffic: dict[tuple[str, str], _Traffic] = {}
-        self._places: dict[tuple[str, str], tuple[Lane, Group[Flight], _Traffic]] = {}
+        self._places = Places(shards, permits, settings, self._opened_up, self._pump)
         self.claims = Claims(self, hand, receipts, shards, clock, lease_ids, settings.look_after)
         self.solitude = Solitude(settings.suspect_patience, self.look_again)
         self._requests: set[asyncio.Task[None]] = set()
@@ -92,55 +71,23 @@ class Dispatcher:
 
     def place(self, org: str, tool: PreparedTool) -> tuple[Lane, Group[Flight]]:
         """The lane and group of a tool's calls, made when first needed."""
-        lane, group, _ = self._placed(org, tool)
+        lane, group = self._places.of(org, tool)
         self._shards.want(lane.shard)
         return lane, group
 
-    def _placed(self, org: str, tool: PreparedTool) -> tuple[Lane, Group[Flight], _Traffic]:
-        key = (org, tool.id)
-        placed = self._places.get(key)
-        if placed is None:
-            provider = tool.tool.provider
-            traffic = self._traffic.get((org, tool.provider))
-            if traffic is None:
-                pace = None if provider.rate is None else Pace(provider.rate, provider.burst, shared=True)
-                lane = Lane(
-                    org,
-                    tool.provider,
-                    shard_of(org, tool.provider),
-                    concurrency=provider.concurrency,
-                    pace=pace,
-                    probes=self._probes,
-                    recovery=self._settings.recovery,
-                )
-                lane.elsewhere = self._shards.open_elsewhere(lane)
-                traffic = self._traffic[org, tool.provider] = _Traffic(lane)
-                traffic.again = partial(self._soon, traffic)
-                if pace is not None:
-                    groups = traffic.groups
-                    self._share(traffic, Window(lane.name, lane.shard, pace, lambda: any(group.working for group in groups)))
-                if not self._credentials.resolved(provider):
-                    traffic.resolving = True
-                    self._begin(self._resolve_first(traffic, provider))
-            own_pace = None if tool.tool.rate is None else Pace(tool.tool.rate, provider.burst, shared=True)
-            group: Group[Flight] = Group(size=tool.size, gather=self._settings.page_gather, pace=own_pace, lane_pace=traffic.lane.pace)
-            traffic.groups.append(group)
-            if own_pace is not None:
-                self._share(traffic, Window(f"{org}/{tool.id}", traffic.lane.shard, own_pace, lambda: group.working))
-            placed = self._places[key] = (traffic.lane, group, traffic)
-        return placed
+    def _opened_up(self, traffic: Traffic, provider: Provider) -> None:
+        """A lane has its first call."""
+        if not self._credentials.resolved(provider):
+            traffic.resolving = True
+            self._begin(self._resolve_first(traffic, provider))
 
-    def _share(self, traffic: _Traffic, window: Window) -> None:
-        traffic.windows.append(window)
-        self._permits.add(window)
-
-    async def _resolve_first(self, traffic: _Traffic, provider: Provider) -> None:
+    async def _resolve_first(self, traffic: Traffic, provider: Provider) -> None:
         """Resolve the secrets before anything is claimed: a claim may be the confirmation, and resolving may take a minute."""
         try:
             await self.sender.resolve(provider)
         finally:
             traffic.resolving = False
-            self._soon(traffic)
+            traffic.again()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -150,28 +97,23 @@ class Dispatcher:
     @property
     def lanes(self) -> list[Lane]:
         """Every lane that had a call."""
-        return [traffic.lane for traffic in self._traffic.values()]
+        return self._places.lanes
 
     def look_again(self, shard: int | None = None) -> None:
         """Something that held lanes back may be over: those of a shard, or all."""
-        for traffic in self._traffic.values():
-            if shard is None or traffic.lane.shard == shard:
-                self._soon(traffic)
-
-    def _soon(self, traffic: _Traffic) -> None:
-        if not traffic.dirty:
-            traffic.dirty = True
-            asyncio.get_running_loop().call_soon(self._pump, traffic)
+        self._places.look_again(shard)
 
     def turn_soon(self, flight: Flight) -> None:
         """Look at the flight's lane when what is ready now has run."""
-        self._soon(self._traffic[flight.lane.org, flight.lane.provider])
+        self._places.traffic(flight.lane).again()
 
     # ---- waiting ----------------------------------------------------------------------------------------------------------------------
 
     def admit(self, flight: Flight) -> None:
         """Take a flight in: into its group's queue, past a look at stored outputs where it would wait long, or deferred at once."""
-        expected = self._expected_wait(flight)
+        waiting = flight.group.waiting
+        flight.ticket = flight.ticket or waiting.ticket()
+        expected = self._wait_behind(flight, waiting.before(flight.calls[0].page.run_id, flight.asked, flight.ticket) + flight.group.looking)
         away = self._shards.sends_away(flight.lane.shard)
         if away or expected > self._settings.hand:
             for call in flight.calls:
@@ -182,8 +124,10 @@ class Dispatcher:
             self.resume(flight)
 
     def _expected_wait(self, flight: Flight) -> float:
-        """Seconds until a flight that joins its queue now would be sent: behind those of its run that were asked for earlier, and others in turn."""
-        return self._wait_behind(flight, flight.group.waiting.before(flight.calls[0].page.run_id, flight.asked))
+        """Seconds until a flight that joins its queue now would be sent: behind those of its run that were asked for earlier or came before it, and
+        others in turn.
+        """
+        return self._wait_behind(flight, flight.group.waiting.before(flight.calls[0].page.run_id, flight.asked, flight.ticket))
 
     def _wait_behind(self, flight: Flight, before: int) -> float:
         """Seconds until a flight is sent that so many go before, and those of its group that are claimed."""
@@ -192,7 +136,7 @@ class Dispatcher:
 
     def backlog(self, lane: Lane) -> int:
         """Calls of the lane that are in hand and not sent."""
-        groups = self._traffic[lane.org, lane.provider].groups
+        groups = self._places.traffic(lane).groups
         return sum(group.waiting.length + group.coming + group.ready for group in groups)
 
     def resume(self, flight: Flight) -> None:
@@ -204,7 +148,7 @@ class Dispatcher:
         if late:
             self._defer(flight, late)
         if flight.calls:
-            flight.ticket = flight.group.waiting.add(flight.calls[0].page.run_id, flight.asked, flight)
+            flight.ticket = flight.group.waiting.add(flight.calls[0].page.run_id, flight.asked, flight, flight.ticket or None)
             self.turn_soon(flight)
         else:
             self._hand.forget(flight)
@@ -278,23 +222,24 @@ class Dispatcher:
         if not self._receipts.storing:
             self.prevented += len(calls)
             self._hand.defer(flight, calls, self._settings.store_timeout, reason="outcomes cannot be stored")
-        elif not self._shards.holds(flight.lane.shard):
-            away = self._shards.sends_away(flight.lane.shard)
-            self._hand.defer(flight, calls, self._settings.shard_retry if away else self._settings.hand, reason="another gateway holds the lane")
+        elif self._shards.sends_away(flight.lane.shard):
+            self._hand.defer(flight, calls, self._settings.shard_retry, reason="another gateway takes the lane")
         else:
-            earliest = max(self._settings.retry_first, self._expected_wait(flight) - self._settings.lead)
+            held = self._shards.holds(flight.lane.shard)
+            earliest = max(self._settings.retry_first if held else self._settings.hand, self._expected_wait(flight) - self._settings.lead)
             wait = flight.lane.appoint(self._clock.monotonic(), earliest, flight.tool.weight)
+            reason = f"provider {flight.tool.provider}" if held else "another gateway holds the lane"
             failure = ToolFailure(
                 tool=flight.tool.id, provider=flight.tool.provider, code="paced", message="no turn at the provider in time", origin="gateway"
             )
-            self._hand.defer(flight, calls, wait, reason=f"provider {flight.tool.provider}", failure=failure)
+            self._hand.defer(flight, calls, wait, reason=reason, failure=failure if held else None)
 
     # ---- sending ----------------------------------------------------------------------------------------------------------------------
 
     def _may_send(self, lane: Lane) -> bool:
         return self._shards.holds(lane.shard) and self._receipts.storing
 
-    def _pump(self, traffic: _Traffic) -> None:
+    def _pump(self, traffic: Traffic) -> None:
         """Do all that this lane may do now, and note when to look again."""
         traffic.dirty = False
         if traffic.timer is not None:
@@ -327,7 +272,7 @@ class Dispatcher:
         settings = self._settings
         return max(settings.claim_ahead, min(2 * self.claims.round_trip, settings.hand / 5))
 
-    def _claim_what_fits(self, traffic: _Traffic, now: float) -> None:
+    def _claim_what_fits(self, traffic: Traffic, now: float) -> None:
         """Claim what can be sent soon: a request's worth per group in turn, as far as the lane and each tool's own rate allow."""
         ahead = self._ahead
         room = traffic.lane.claim_room(now, ahead)
@@ -344,7 +289,7 @@ class Dispatcher:
                 idle = 0
                 self.claims.claim(flight, now)
 
-    def _due(self, traffic: _Traffic, now: float) -> Group[Flight] | None:
+    def _due(self, traffic: Traffic, now: float) -> Group[Flight] | None:
         """The next group, in turn, whose request may go now."""
         for _ in range(len(traffic.groups)):
             group = traffic.groups[0]
@@ -358,7 +303,7 @@ class Dispatcher:
         """Whether a call may begin beside what is under way in this process."""
         return flight is None or not flight.tool.runs_author_code or self.solitude.lets(suspect=flight.alone)
 
-    def _entered(self, traffic: _Traffic, flight: Flight) -> Callable[[], None]:
+    def _entered(self, traffic: Traffic, flight: Flight) -> Callable[[], None]:
         """A request begins that this flight is the first of; to be told when it has ended."""
         if not flight.tool.runs_author_code:
             return traffic.again
@@ -373,7 +318,7 @@ class Dispatcher:
 
         return ended
 
-    def _wake_at(self, traffic: _Traffic, now: float) -> float | None:
+    def _wake_at(self, traffic: Traffic, now: float) -> float | None:
         """When the passing of time alone lets this lane do more; None where an event must come first (a request's end, a claim's answer)."""
         lane = traffic.lane
         if lane.slots <= 0:

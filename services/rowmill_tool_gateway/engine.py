@@ -40,10 +40,14 @@ async def _alone(shard: int) -> None:
     """Without queues there is nobody to step back behind."""
 
 
+async def _untold(shards: list[int]) -> None:
+    """Without queues there is nobody to tell."""
+
+
 class Engine:
     """``holder``: unique to this process and start; no lease of a former start is taken for ours. ``connected``: whether there is a session with the
     broker; `reconnected` is to be called at the begin of each. ``serves``: told of providers that serve again and had kept calls waiting.
-    ``step_back``: waits at a shard's queue behind all others from then on.
+    ``step_back``: waits at a shard's queue behind all others from then on. ``tell_freed``: a hint to all gateways that they may ask for these shards.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class Engine:
         jitter: Callable[[], float] = random.random,
         serves: Serves = lambda _org, _provider, _message: None,
         step_back: Callable[[int], Awaitable[None]] = _alone,
+        tell_freed: Callable[[list[int]], Awaitable[None]] = _untold,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -95,6 +100,7 @@ class Engine:
             permits=permits,
             work=_InHand(self),
             step_back=step_back,
+            tell_freed=tell_freed,
         )
         numbers = itertools.count(1)
 

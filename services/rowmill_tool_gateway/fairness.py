@@ -56,7 +56,7 @@ class _Line(Generic[ItemT]):
 
 
 class RunQueue(Generic[ItemT]):
-    """Items by run, taken one run after the other. An item is withdrawn by its ticket."""
+    """Items by run, taken one run after the other. An item has a ticket, which says when it first came, and by which it is withdrawn."""
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line[ItemT]] = {}
@@ -85,22 +85,30 @@ class RunQueue(Generic[ItemT]):
         line = self._lines.get(run_id)
         return 0 if line is None else len(line)
 
-    def before(self, run_id: str, asked: float) -> int:
-        """Items that would be taken before one of that run that was asked for then and came now: at most, as long as nothing older comes."""
+    def before(self, run_id: str, asked: float, ticket: int | None = None) -> int:
+        """Items that would be taken before one of that run that was asked for then, were it added now (None: with a new ticket): at most, as long as
+        nothing older comes.
+        """
         line = self._lines.get(run_id)
         if line is None:
             return min(len(self._lines), self.length)
-        return min((line.before(asked, self._tickets + 1) + 1) * len(self._lines) - 1, self.length)
+        before = line.before(asked, self._tickets + 1 if ticket is None else ticket)
+        return min((before + 1) * len(self._lines) - 1, self.length)
 
     def ahead(self, ticket: int) -> int:
         """The same for an item that waits."""
         run_id, asked = self._place_of[ticket]
         return min((self._lines[run_id].before(asked, ticket) + 1) * len(self._lines), self.length) - 1
 
-    def add(self, run_id: str, asked: float, item: ItemT) -> int:
-        """Queue an item; its ticket withdraws it."""
+    def ticket(self) -> int:
+        """For an item that comes now."""
         self._tickets += 1
-        ticket = self._tickets
+        return self._tickets
+
+    def add(self, run_id: str, asked: float, item: ItemT, ticket: int | None = None) -> int:
+        """Queue an item; returns its ticket. With the one that it had before it has its place again."""
+        if ticket is None:
+            ticket = self.ticket()
         line = self._lines.get(run_id)
         if line is None:
             line = self._lines[run_id] = _Line()

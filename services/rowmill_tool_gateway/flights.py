@@ -97,6 +97,7 @@ class Flight:
     calls: list[Call] = field(default_factory=list)
     stage: Stage = Stage.WAITING
     ticket: int = 0
+    """Its place among those that wait; 0 before it has one."""
     timer: asyncio.TimerHandle | None = None
     refreshed: bool = False
     looked: bool = False

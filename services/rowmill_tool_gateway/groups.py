@@ -24,6 +24,8 @@ class Group(Generic[ItemT]):
     def __init__(self, *, size: int, gather: float, pace: Pace | None, lane_pace: Pace | None = None) -> None:
         self.size = size
         self.waiting: RunQueue[ItemT] = RunQueue()
+        self.looking = 0
+        """Calls that came, and are being looked for among stored outputs before they wait."""
         self.coming = 0
         """Calls that are being claimed: company worth waiting for."""
         self.pace = pace

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rowmill.runtime.deliveries import Delivery, Rejected
 from rowmill_contracts.budgets import is_spent_budget
 from rowmill_contracts.events import AskLanes, Control
+from rowmill_contracts.shards import ShardsFreed
 from rowmill_contracts.tools import ToolCalls
 from rowmill_tool_gateway.answers import Replies
 from rowmill_tool_gateway.engine import Engine
@@ -26,10 +27,12 @@ class Handlers:
                 raise Rejected(f"{other.message_type} is not for the tool gateway")
 
     async def control(self, delivery: Delivery) -> None:
-        """A hint that a run stopped or was halted, or an operator's question."""
+        """A hint that a run stopped or was halted, or that another gateway gave shards up, or an operator's question."""
         match delivery.message:
             case Control(run_id=run_id, action="stop" | "halt", reason=reason):
                 self._engine.dispatcher.give_back(run_id, confirmed=not is_spent_budget(reason))
+            case ShardsFreed(shards=shards):
+                self._engine.shards.freed(shards)
             case AskLanes() as question if delivery.reply_to:
                 await self._replies.send_reply(delivery.reply_to, self._engine.show(question))
             case _:

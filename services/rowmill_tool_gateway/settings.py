@@ -49,8 +49,11 @@ class ToolGatewaySettings(ServiceSettings):
     """How soon a shard is asked for again while calls wait for it, or when the receipt-store did not answer within ``shard_renewal``; and how soon
     calls are to come again whose shard is another gateway's."""
 
-    shard_drain: Seconds = 2.0
-    """How long a shard that is handed over waits for its open requests to end; then its next holder is told their number."""
+    shard_parting: Seconds = 2.0
+    """How long a gateway goes on with what it has in hand of a shard that is to be another's, whose calls go there by then."""
+
+    shard_drain: Seconds = 0.25
+    """How long it then waits for open requests to end, before the shard's next holder is told their number instead."""
 
     shard_again: Seconds = 6.0
     """Calls of another gateway's shard that come to this one let it step back at the shard's queue, this long after the last time at the earliest."""

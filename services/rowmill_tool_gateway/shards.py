@@ -3,9 +3,10 @@
 A shard is wanted from its first call on. Whether it is held is judged on this process's monotonic clock, counted from before the receipt-store
 was asked, so that a slow answer never makes a lease look longer than it is. A gateway without the lease sends nothing.
 
-A shard that is another's (`sharing`) is handed over: nothing more of it is claimed or sent; what was not sent is given back; requests that are open
-are waited for a little; then the lease is given up with the last words of its windows and the number of requests that are still open; and then this
-gateway steps back at the shard's queue. When the process is to end, all shards are.
+A shard that is another's (`sharing`) is handed over so that its lanes hardly stand still. First this gateway steps back at the shard's queue, so that
+the other gathers what comes, while what is in hand here goes on being sent. Then nothing more of it is claimed or sent; what was not sent is given
+back; requests that are open are waited for a moment; and the lease is given up, with the last words of its windows and the number of requests that
+are still open, and all gateways are told. When the process is to end, all shards are, without the first part.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,17 +25,19 @@ from rowmill.errors import RowmillError
 from rowmill.runtime.asking import AskBus
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.digests import SHARDS
-from rowmill_contracts.shards import LeaseShard, OpenRequests, ShardsLeased
+from rowmill_contracts.shards import LeaseShard, ShardsLeased
 from rowmill_contracts.topology import RECEIPTS_SETTLE
 from rowmill_tool_gateway.lanes import Lane
+from rowmill_tool_gateway.open_requests import OpenElsewhere
+from rowmill_tool_gateway.others import Others
 from rowmill_tool_gateway.permits import Permits
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.sharing import Sharing
 
 log = structlog.get_logger()
 
-LOOKS_PER_DRAIN = 40
-"""How finely it is looked whether the requests of a shard that is handed over have ended."""
+LOOKS = 20
+"""How finely, in parts of what is waited for, it is looked whether the requests of a shard that is handed over have ended."""
 
 
 class Work(Protocol):
@@ -58,12 +62,16 @@ class _Lease:
     until: float = float("-inf")
     doubted: bool = False
     elsewhere: bool = False
+    parting: float | None = None
+    """Until when what is in hand is still sent, before the shard is given up; None: it is not."""
     leaving: float | None = None
-    """Until when open requests are waited for before the shard is given up; None: it is not."""
+    """Until when open requests are waited for, with nothing sent any more; None: not yet, or it is not given up."""
 
 
 class ShardLeases:
-    """``holder``: this process. ``step_back``: waits at a shard's queue behind all others from then on."""
+    """``holder``: this process. ``step_back``: waits at a shard's queue behind all others from then on. ``tell_freed``: a hint to all gateways that
+    who waits for these shards may ask for them.
+    """
 
     def __init__(
         self,
@@ -75,6 +83,7 @@ class ShardLeases:
         permits: Permits,
         work: Work,
         step_back: Callable[[int], Awaitable[None]],
+        tell_freed: Callable[[list[int]], Awaitable[None]],
     ) -> None:
         self._asks = asks
         self._holder = holder
@@ -82,17 +91,16 @@ class ShardLeases:
         self._settings = settings
         self._permits = permits
         self._work = work
-        self._step_back = step_back
+        self._others = Others(step_back, tell_freed, settings.shard_retry)
+        self._open = OpenElsewhere(work.lanes, self.holds)
         self._sharing = Sharing(holder, patience=settings.shard_retry, again=settings.shard_again)
         self._leases: dict[int, _Lease] = {}
         self._wake = asyncio.Event()
         self._drawing = False
         self._serving = True
         self._said_to_leave = asyncio.Event()
-        self._elsewhere: dict[str, int] = {}
         self._handed_over: dict[int, int] = {}
         """The newest term of each shard that was given up while it was held for certain: what was sent under it stays ours."""
-        self._stepping: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
 
     # ---- rights -----------------------------------------------------------------------------------------------------------------------
@@ -130,6 +138,9 @@ class ShardLeases:
 
     def sends_away(self, shard: int) -> bool:
         """Whether calls of the shard should not wait here: another gateway takes them as soon as they come again."""
+        lease = self._leases.get(shard)
+        if lease is not None and lease.parting is not None:
+            return lease.leaving is not None
         return not self._serving or self._sharing.sends_away(shard, self._clock.monotonic())
 
     def may_take(self, shard: int) -> bool:
@@ -139,7 +150,7 @@ class ShardLeases:
 
     def open_elsewhere(self, lane: Lane) -> int:
         """Requests of the lane that gateways have open which do not have its shard (any more)."""
-        return self._elsewhere.get(lane.name, 0)
+        return self._open.of(lane)
 
     def refused(self, shard: int) -> None:
         """The receipt-store says that the term is over."""
@@ -147,6 +158,11 @@ class ShardLeases:
         if lease is not None and lease.leaving is None:
             lease.until = float("-inf")
             self._permits.lost(shard)
+            self._wake.set()
+
+    def freed(self, shards: Collection[int]) -> None:
+        """Another gateway says that these are given up, or that requests ended that it had open there."""
+        if any(shard in self._leases for shard in shards):
             self._wake.set()
 
     def draw_soon(self) -> None:
@@ -185,7 +201,8 @@ class ShardLeases:
         while True:
             self._wake.clear()
             self._begin_to_leave()
-            await self._hand_over(self._ready_to_go())
+            if going := self._ready_to_go():
+                await self._give_up(going)
             answered = await self._renew()
             await self._rest(self._pause(answered=answered))
 
@@ -193,43 +210,65 @@ class ShardLeases:
         """Seconds from one turn to the next, if nothing happens."""
         settings = self._settings
         missing = any(not self.holds(shard) and self._work.busy(shard) for shard in self._leases)
-        waiting = any(lane.elsewhere and self.holds(lane.shard) for lane in self._work.lanes()) or bool(self._open())
-        pause = settings.shard_retry if missing or waiting or not answered else settings.shard_renewal
+        pause = settings.shard_retry if missing or self._open.waited_for or not answered else settings.shard_renewal
         return min(pause, settings.permit_renewal) if self._drawing else pause
 
     async def _rest(self, seconds: float) -> None:
-        """Wait for so long, or until something happens, or a shard that leaves is ready to go."""
+        """Wait for so long, or until something happens, a shard is done with, or what we say of open requests is no more true."""
         end = self._clock.monotonic() + seconds
-        leaving = any(lease.leaving is not None for lease in self._leases.values())
-        look = self._settings.shard_drain / LOOKS_PER_DRAIN if leaving else seconds
         while not self._wake.is_set() and (left := end - self._clock.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(look, left)):
+                async with asyncio.timeout(min(self._look(), left)):
                     await self._wake.wait()
-            if self._ready_to_go():
+            if self._done_with() or self._ready_to_go() or self._open.news:
                 return
+
+    def _look(self) -> float:
+        """Seconds after which it is looked whether it is time for a turn."""
+        if any(lease.parting is not None for lease in self._leases.values()):
+            return self._settings.shard_drain / LOOKS
+        return self._settings.shard_retry / LOOKS if self._open.told else math.inf
 
     async def release(self) -> None:
         """Give every shard up, so that the next gateway need not wait for the leases' end, and say that we go. Not insisted on: it is found out."""
         self._serving = False
-        if self._stepping:
-            await asyncio.wait(self._stepping, timeout=self._settings.shard_retry)
         await self._give_up(list(self._leases), last=True)
+        await self._others.told()
 
     def _begin_to_leave(self) -> None:
-        """Stop spending for shards that are another's; step back at the queues of those that we do not have anyway."""
+        """Step back at the queues of shards that are another's, and stop spending for those of them that are done with, or that we do not have."""
         now = self._clock.monotonic()
         due = self._sharing.due(self._leases, now) if self._serving else list(self._leases)
         for shard, lease in self._leases.items():
-            if shard in due:
-                lease.leaving = now + self._settings.shard_drain if lease.leaving is None else lease.leaving
-            elif lease.leaving is not None:
-                lease.leaving = None
+            if shard in due and lease.parting is None:
+                lease.parting = now + (self._settings.shard_parting if self._serving else 0.0)
+            elif lease.parting is not None and self._serving and self._sharing.ours(shard):
+                lease.parting = lease.leaving = None
                 self._work.changed(shard)
-        if any(self._work.busy(shard) for shard in due):
-            self._work.put_down(due)
         if self._serving:
-            self._step_back_soon([shard for shard in due if shard not in self._leases])
+            self._step_back(due)
+        leaving = self._done_with()
+        for shard in leaving:
+            self._leases[shard].leaving = now + self._settings.shard_drain
+        leaving += [shard for shard in due if shard not in self._leases]
+        if any(self._work.busy(shard) for shard in leaving):
+            self._work.put_down(leaving)
+
+    def _step_back(self, shards: Collection[int]) -> None:
+        for shard in shards:
+            self._sharing.stepping(shard)
+        self._others.let_ahead(shards, lambda shard: self._sharing.stepped(shard, self._clock.monotonic()))
+
+    def _done_with(self) -> list[int]:
+        """Shards that are handed over and of which nothing more is to be sent."""
+        now = self._clock.monotonic()
+        return [
+            shard
+            for shard, lease in self._leases.items()
+            if lease.parting is not None
+            and lease.leaving is None
+            and (now >= lease.parting or not self._serving or not self.holds(shard) or not self._work.busy(shard))
+        ]
 
     def _ready_to_go(self) -> list[int]:
         now = self._clock.monotonic()
@@ -239,17 +278,10 @@ class ShardLeases:
             if (lease.doubted and not self._work.busy(shard)) or (lease.leaving is not None and (now >= lease.leaving or not self._work.busy(shard)))
         ]
 
-    async def _hand_over(self, shards: list[int]) -> None:
-        if not shards:
-            return
-        stepping = [shard for shard in shards if self._leases[shard].leaving is not None]
-        await self._give_up(shards)
-        if self._serving:
-            self._step_back_soon(stepping)
-
     async def _give_up(self, shards: list[int], *, last: bool = False) -> None:
         """Give shards up, with all that whoever takes them must know. ``last``: and the process ends, so that nothing is open any more."""
         now = self._clock.monotonic()
+        handed_over = [shard for shard in shards if self._leases[shard].parting is not None]
         drawings = self._permits.last_words(shards, now)
         terms = [self._leases[shard].term for shard in shards]
         for shard in shards:
@@ -262,9 +294,10 @@ class ShardLeases:
             draws=[drawing.draw for drawing in drawings],
             terms=terms,
             serving=self._serving,
-            open=[] if last else self._open(),
+            open=[] if last else self._open.ours(),
             number=next(self._numbers),
         )
+        self._open.said(request.open)
         try:
             await self._asks.ask(request, RECEIPTS_SETTLE, ShardsLeased, timeout=self._settings.shard_retry)
         except RowmillError as error:
@@ -273,8 +306,11 @@ class ShardLeases:
             now = self._clock.monotonic()
             held = {shard: lease.term for shard in shards if (lease := self._leases.get(shard)) is not None and now < lease.until}
             self._handed_over |= held
+            self._others.tell(shards)
         for shard in shards:
             self._leases.pop(shard, None)
+            if shard in handed_over:
+                self._sharing.stepped(shard, self._clock.monotonic())  # it is the other's turn to ask for it
             if self._work.busy(shard):
                 self.want(shard)  # calls came meanwhile
 
@@ -289,9 +325,10 @@ class ShardLeases:
             shards=shards,
             draws=[drawing.draw for drawing in drawings],
             serving=self._serving,
-            open=self._open(),
+            open=self._open.ours(),
             number=next(self._numbers),
         )
+        ended = self._open.said(request.open)
         try:
             reply = await self._asks.ask(request, RECEIPTS_SETTLE, ShardsLeased, timeout=self._settings.shard_renewal)
         except RowmillError as error:
@@ -299,7 +336,8 @@ class ShardLeases:
             return False
         if not request.serving:
             self._said_to_leave.set()
-        changed = {drawing.window.shard for drawing in drawings} | self._told_open(reply)
+        self._others.tell(ended)
+        changed = {drawing.window.shard for drawing in drawings} | self._open.heard(reply.open)
         for answer in reply.shards:
             lease = self._leases.get(answer.shard)
             if lease is None:
@@ -331,41 +369,3 @@ class ShardLeases:
                     self.want(shard)  # its calls came when it was another's
         if any(shard not in self._leases or self._leases[shard].leaving is None for shard in self._sharing.due((), self._clock.monotonic())):
             self._wake.set()
-
-    # ---- what others have open, and we --------------------------------------------------------------------------------------------------
-
-    def _open(self) -> list[OpenRequests]:
-        """Our open requests in lanes of shards that we do not have."""
-        return [OpenRequests(lane.name, lane.in_flight) for lane in self._work.lanes() if lane.in_flight and not self.holds(lane.shard)]
-
-    def _told_open(self, reply: ShardsLeased) -> set[int]:
-        """Count what others have open; the shards of lanes in which that changed."""
-        self._elsewhere = {one.lane: one.requests for one in reply.open}
-        changed: set[int] = set()
-        for lane in self._work.lanes():
-            elsewhere = self.open_elsewhere(lane)
-            if lane.elsewhere != elsewhere:
-                lane.elsewhere = elsewhere
-                changed.add(lane.shard)
-        return changed
-
-    # ---- stepping back ------------------------------------------------------------------------------------------------------------------
-
-    def _step_back_soon(self, shards: Collection[int]) -> None:
-        """Beside the turns: the broker may take its time, and leases must be renewed."""
-        if not shards:
-            return
-        for shard in shards:
-            self._sharing.stepping(shard)
-        task = asyncio.create_task(self._step_back_from(shards), name="stepping back")
-        self._stepping.add(task)
-        task.add_done_callback(self._stepping.discard)
-
-    async def _step_back_from(self, shards: Collection[int]) -> None:
-        for shard in shards:
-            try:
-                await self._step_back(shard)
-            except Exception:  # a new session is behind all others anyway
-                log.exception("not_stepped_back", shard=shard)
-            finally:
-                self._sharing.stepped(shard, self._clock.monotonic())

@@ -164,6 +164,8 @@ class Rig:
         self._numbers = itertools.count(1)
         self.holder = holder or f"gateway-{id(self)}"
         self.stepped_back: list[int] = []
+        self.others: list[Rig] = []
+        """Gateways that hear what this one says to all."""
         self.serving: list[ProviderServes] = []
         self.engine = Engine(
             self.bus,
@@ -175,11 +177,16 @@ class Rig:
             jitter=lambda: 0.0,
             serves=self._serves,
             step_back=self._step_back,
+            tell_freed=self._tell_freed,
         )
         self.engine.start()
 
     async def _step_back(self, shard: int) -> None:
         self.stepped_back.append(shard)
+
+    async def _tell_freed(self, shards: list[int]) -> None:
+        for other in self.others:
+            other.engine.shards.freed(shards)
 
     def _serves(self, org: str, provider: str, message: Callable[[], ProviderServes | None]) -> None:
         told = message()

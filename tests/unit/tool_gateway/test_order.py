@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from tests.unit.tool_gateway.conftest import Rig, answering
 
 from rowmill import HttpTool, Provider
+from rowmill_contracts.digests import shard_of
+from rowmill_contracts.shards import LeaseShard
 from rowmill_contracts.tools import CallItem
 from rowmill_tool_gateway.flights import Call, Flight
 from rowmill_tool_gateway.settings import ToolGatewaySettings
@@ -95,6 +97,59 @@ async def test_who_waits_elsewhere_is_to_be_back_in_time_for_its_turn_and_not_be
     assert min(waits) >= patient.settings.hand - patient.settings.lead, "it would not have been sent while it is in hand"
     assert waits == sorted(waits)
     assert waits[-1] - waits[0] >= 19 / 4 - 0.5, "one after the other, at the rate"
+
+
+def asked_at_once(rig: Rig, find: Any, count: int) -> list[CallItem]:
+    """Calls as the rows of a page have them: nobody can tell by the time which came first."""
+    now = rig.clock.now()
+    return [rig.item(find, {"domain": f"d{number}"}, asked=now) for number in range(count)]
+
+
+async def test_who_is_sent_away_from_a_line_is_to_be_back_by_its_place_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all who stand behind the first of them were counted before it, the lane would have nothing to send until it is back."""
+    rig = Rig(ToolGatewaySettings(hand=0.8, claim_ahead=0.0))
+
+    def takes_all_in(flight: Flight) -> None:
+        flight.looked = True
+        rig.engine.dispatcher.resume(flight)
+
+    monkeypatch.setattr(rig.engine.dispatcher, "admit", takes_all_in)  # more than can be sent in time
+    outcomes = await rig.ask(asked_at_once(rig, tool(rate="10/s"), 40))
+    await rig.stop()
+    sent = [outcome.outcome for outcome in outcomes].index("deferred")
+    waits = [outcome.wait_ms / 1000 for outcome in outcomes[sent:]]
+    assert {outcome.outcome for outcome in outcomes[sent:]} == {"deferred"}
+    assert waits == sorted(waits)
+    assert waits[0] <= rig.settings.lead
+    assert waits[-1] >= (len(waits) - 5) / 10
+
+
+async def test_no_more_are_kept_in_hand_than_can_be_sent_in_time_however_many_come_at_once() -> None:
+    """Also not while stored outputs are looked for, which all of them may be at the same time."""
+    rig = Rig(ToolGatewaySettings(hand=0.8, look_after=0.05, claim_ahead=0.0))
+    find = tool(rate="10/s")
+    first = rig.item(find, {"domain": "first"})
+    await rig.ask([first])  # the lane is ours
+    items = asked_at_once(rig, find, 40)
+    for start in range(0, len(items), 5):
+        rig.hand_in(items[start : start + 5])
+    outcomes = [(await rig.bus.outcome(item.call_id)).outcome for item in items]
+    await rig.stop()
+    kept = outcomes.count("completed")
+    assert outcomes == ["completed"] * kept + ["deferred"] * (len(items) - kept)
+    assert 7 <= kept <= 9, "eight in 0.8 s"
+
+
+async def test_calls_that_wait_for_the_lane_itself_come_back_at_its_rate() -> None:
+    rig = Rig(ToolGatewaySettings(hand=0.4))
+    find = tool(rate="10/s")
+    rig.store.answer(LeaseShard(holder="another", shards=[shard_of("acme", "there")]))
+    outcomes = await rig.ask(asked_at_once(rig, find, 30))
+    await rig.stop()
+    assert {(outcome.outcome, outcome.reason) for outcome in outcomes} == {("deferred", "another gateway holds the lane")}
+    waits = sorted(outcome.wait_ms / 1000 for outcome in outcomes)
+    assert waits[0] >= rig.settings.hand
+    assert waits[-1] - waits[0] >= 29 / 10 - 0.5, "one after the other"
 
 
 @pytest.mark.parametrize(("until_its_turn", "outcome"), [(0.39, "completed"), (0.41, "deferred")])

@@ -37,7 +37,7 @@ async def asked_for(rig: Rig, find: Any, *, times: int) -> list[str]:
     for _ in range(times):
         [outcome] = await rig.ask([rig.item(find, {"domain": "a.example"})], started_at=started)
         outcomes.append(outcome.outcome)
-        for lane, *_rest in rig.engine.dispatcher._places.values():
+        for lane in rig.engine.dispatcher.lanes:
             lane.closed_until = float("-inf")
     return outcomes
 
