@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
+from tests.integration.admission.admission_tables import Tables, ago
 
 from rowmill.runtime.db import Connection, Database
 from rowmill_admission.store import datasets, feeding, inputs, owed, retries, runs
@@ -15,45 +15,6 @@ pytestmark = pytest.mark.servers
 
 WAIT, LIMIT = 10.0, 100.0
 PROBLEM = """'{"code":"c","message":"m"}'"""
-
-
-class Tables:
-    """Writes rows of which only what matters is said, as SQL: ``ago(3)`` is three seconds ago."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-
-    async def run(self, run_id: str, **columns: str) -> None:
-        told = {"identity": "'i'", "org": "'o'", "play": "'p'", "state": "'running'", "input": "'{}'", "inputs": "'[]'", "options": "'{}'"}
-        long_ago = {"created_at": ago(1000), "changed_at": ago(1000), "advanced_at": ago(1000)}
-        await self._insert("runs", {"run_id": f"'{run_id}'", **told, **long_ago, **columns})
-
-    async def dataset(self, run_id: str, name: str = "d", **columns: str) -> int:
-        definition = f"""'{{"run_id":"{run_id}","term":1,"dataset":"{name}","input_id":"i","columns":[],"code_digest":"c"}}'"""
-        told = {"run_id": f"'{run_id}'", "dataset": f"'{name}'", "input_id": "'i'", "definition": definition, "page_rows": "2", "run_window": "9"}
-        row = await self._insert("datasets", {**told, **columns}, returning="dataset_seq")
-        seq: int = row["dataset_seq"]
-        return seq
-
-    async def page(self, seq: int, page: int, **columns: str) -> None:
-        counted = dict.fromkeys(("first_index", "rows", "input_page", "input_offset", "sent", "bytes"), "0")
-        await self._insert("pages", {"dataset_seq": f"{seq}", "page": f"{page}", **counted, "duplicates": "'{}'", "digests": "''", **columns})
-
-    async def names(self, seqs: list[int]) -> list[str]:
-        rows = await self.database.fetch("SELECT run_id FROM datasets WHERE dataset_seq = ANY($1::bigint[]) ORDER BY run_id", seqs)
-        return [row["run_id"] for row in rows]
-
-    async def one(self, sql: str, *arguments: Any) -> Any:
-        row = await self.database.fetchrow(sql, *arguments)
-        assert row is not None
-        return row
-
-    async def _insert(self, table: str, columns: dict[str, str], returning: str = "1") -> Any:
-        return await self.one(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(columns.values())}) RETURNING {returning}")  # noqa: S608
-
-
-def ago(seconds: float) -> str:
-    return f"clock_timestamp() - interval '{seconds} s'"
 
 
 @pytest.fixture
@@ -216,7 +177,7 @@ async def test_runs_that_owe_a_message_for_a_while_are_found_the_oldest_first(ta
 async def test_a_run_that_is_retried_is_the_newest_and_the_time_since_it_ended_is_none_of_its_working_time(
     tables: Tables, halted: str, since: int
 ) -> None:
-    await tables.run("r", state="'failed'", finished_at=ago(100), halted_at=halted, halted_seconds="7", attempt="2")
+    await tables.run("r", state="'failed'", finished_at=ago(100), halted_at=halted, halted_seconds="7", attempt="2", halt_reason="'pause'")
     await tables.run("later")
 
     async def begin(connection: Connection) -> None:
@@ -224,14 +185,21 @@ async def test_a_run_that_is_retried_is_the_newest_and_the_time_since_it_ended_i
 
     await tables.database.transact(begin)
     run = await tables.one("SELECT *, number > (SELECT number FROM runs WHERE run_id = 'later') AS newest FROM runs WHERE run_id = 'r'")
-    assert (run["state"], run["retrying"], run["attempt"], run["newest"], run["halted_at"]) == ("failed", True, 3, True, None)
+    assert (run["state"], run["retrying"], run["attempt"], run["newest"]) == ("failed", True, 3, True)
+    assert (run["halted_at"], run["halt_reason"]) == (None, None), "who halts it from now on means the retry"
     assert 7 + since <= run["halted_seconds"] < 7 + since + 60
 
 
-async def test_a_run_that_goes_on_for_a_retry_stands_as_one_that_had_not_ended(tables: Tables) -> None:
+@pytest.mark.parametrize(
+    ("meanwhile", "waiting_for"), [({}, None), ({"halt_reason": "'pause'"}, "pause"), ({"halt_reason": "'pause'", "stop_reason": "'enough'"}, None)]
+)
+async def test_a_run_that_goes_on_for_a_retry_stands_as_one_that_had_not_ended(
+    tables: Tables, meanwhile: dict[str, str], waiting_for: str | None
+) -> None:
+    """``meanwhile``: what was decided while the retry was prepared."""
     leases = {"lease_until": ago(-60), "advance_wanted": "true", "advances": "5", "advanced_at": ago(500)}
     ended = {"state": "'failed'", "output": "'[1]'", "error": PROBLEM, "finished_at": ago(100), "code_digest": "'old'", "waiting_for": "'timer'"}
-    await tables.run("r", retrying="true", halt_reason="'pause'", **ended, **leases)
+    await tables.run("r", retrying="true", **ended, **leases, **meanwhile)
     closed = {"state": "'failed'", "closed_at": ago(100), "counted_at": ago(100), "feeder_until": ago(-60), "first_error": PROBLEM}
     whole = await tables.dataset("r", "whole", admission_done="true", **closed)
     cut_short = await tables.dataset("r", "cut-short", admission_done="true", error=PROBLEM, **closed)
@@ -243,9 +211,11 @@ async def test_a_run_that_goes_on_for_a_retry_stands_as_one_that_had_not_ended(t
 
     await tables.database.transact(reopen)
     run = await tables.one("SELECT *, clock_timestamp() - advanced_at < interval '60 s' AS asked_now FROM runs WHERE run_id = 'r'")
+    state = "running" if waiting_for is None else "waiting"
     stands = {name: run[name] for name in ("state", "output", "advance_wanted", "advances", "retrying", "asked_now")}
-    assert stands == {"state": "running", "output": "null", "advance_wanted": False, "advances": 0, "retrying": False, "asked_now": True}
-    gone = ("error", "finished_at", "code_digest", "waiting_for", "halt_reason", "lease_until")
+    assert stands == {"state": state, "output": "null", "advance_wanted": False, "advances": 0, "retrying": False, "asked_now": True}
+    assert (run["waiting_for"], run["halt_reason"], run["halted_at"] is None) == (waiting_for, waiting_for, waiting_for is None)
+    gone = ("error", "finished_at", "code_digest", "lease_until")
     assert {name: run[name] for name in gone} == dict.fromkeys(gone)
     for seq, admitted in ((whole, True), (cut_short, False)):
         dataset = await tables.one("SELECT *, clock_timestamp() - counted_at < interval '60 s' AS heard FROM datasets WHERE dataset_seq = $1", seq)
