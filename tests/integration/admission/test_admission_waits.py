@@ -48,7 +48,8 @@ async def tables(database_url: str) -> AsyncIterator[Waits]:
 
 
 def parked(**facts: Any) -> ParkedRow:
-    return ParkedRow(**({"key": "k", "index": 0, "page": 0, "attempt": 1, "waits": 1, "wait_ms": HOUR} | facts))
+    told: dict[str, Any] = {"key": "k", "index": 0, "page": 0, "attempt": 1, "waits": 1, "wait_ms": HOUR}
+    return ParkedRow(**(told | facts))
 
 
 async def test_only_rows_of_runs_that_go_on_come_back_when_they_are_due(tables: Waits) -> None:
@@ -191,3 +192,11 @@ async def test_what_a_dataset_has_out_counts_its_waiting_rows_and_who_is_called_
     await tables.database.execute("UPDATE waits SET called_back = true WHERE state = 'releasing'")
     [flight] = await feeding.flights(tables.database)
     assert flight.called_back
+
+
+async def test_a_provider_that_serves_an_organisation_calls_back_the_rows_of_no_other(tables: Waits) -> None:
+    ours, theirs = await tables.of("ours"), await tables.of("theirs", org="'another'")
+    for seq in (ours, theirs):
+        await tables.wait(seq, 0, provider="'hunter'", due_at=ago(-3600))
+    await waits.provider_serves(tables.database, "o", "hunter", waits.Turns(per_second=1.0, at_once=5, together=1, of_a_run=1, rows=5))
+    assert [((row := await tables.row(seq))["due"], row["called_back"]) for seq in (ours, theirs)] == [(True, True), (False, False)]
