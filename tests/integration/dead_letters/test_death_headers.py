@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from rowmill.runtime.bus import Bus
-from rowmill.runtime.deliveries import Delivery
+from rowmill.runtime.deliveries import REPLAYED, Delivery, Rejected
 from rowmill.runtime.settings import ServiceSettings
-from rowmill_contracts.envelope import Message
+from rowmill_contracts.envelope import Message, encode
 from rowmill_contracts.rows import RowTask, RowTasks
+from rowmill_contracts.runs import RunStop
 from rowmill_contracts.tools import CallItem, ToolCalls
-from rowmill_contracts.topology import EXCHANGE, EXECUTOR_ROWS, dead, gateway_calls
+from rowmill_contracts.topology import ADMISSION_RUNS, EXCHANGE, EXECUTOR_ROWS, RUNS_STOP, dead, gateway_calls
 
 pytestmark = pytest.mark.servers
 
@@ -78,3 +79,27 @@ async def test_dead_calls_say_which_rows_asked(broker_url: str) -> None:
     ]
     first, _ = await buried(broker_url, ToolCalls(run_id="run-1", org="o", play="leads", started_at=0, calls=calls), gateway_calls(5))
     assert (first["run-id"], first["dataset"], first["row-keys"]) == ("run-1", "people", ",".join(KEYS))
+
+
+async def test_a_letter_is_the_message_that_came_but_for_its_headers(broker_url: str) -> None:
+    """Who asked can be told, and a replay knows what it has made itself."""
+    died = asyncio.Event()
+
+    async def refuses(delivery: Delivery) -> None:
+        died.set()
+        raise Rejected(f"not {delivery.message_id}")
+
+    body = encode(RunStop(run_id="run-1"))
+    async with Bus(ServiceSettings(broker_url=broker_url, time_scale=0.05), service="handler") as bus, asyncio.timeout(BOUND):
+        await bus.consume(ADMISSION_RUNS, refuses)
+        await bus.publish_body(
+            body, "RunStop.v1", RUNS_STOP, message_id="m", correlation_id="asked", reply_to="replies.nobody", headers={REPLAYED: "r", "x-other": "o"}
+        )
+        await died.wait()
+        async with await aio_pika.connect(broker_url) as connection:
+            letters = await (await connection.channel()).get_queue(dead(ADMISSION_RUNS), ensure=False)
+            while (letter := await letters.get(fail=False, no_ack=True)) is None:
+                await asyncio.sleep(0.02)
+    assert (letter.body, letter.type, letter.message_id) == (body, "RunStop.v1", "m")
+    assert (letter.correlation_id, letter.reply_to, letter.headers[REPLAYED]) == ("asked", "replies.nobody", "r")
+    assert (letter.headers["x-rowmill-key"], letter.headers["x-rowmill-attempts"]) == (RUNS_STOP, 1)

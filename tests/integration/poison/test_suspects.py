@@ -98,7 +98,7 @@ async def letters(url: str) -> list[aio_pika.abc.AbstractIncomingMessage]:
 async def publish(url: str, *messages: Message) -> None:
     async with Bus(settings(url), service="publisher") as bus:
         for number, message in enumerate(messages):
-            await bus.publish(message, QUEUE, message_id=f"m{number}")
+            await bus.publish(message, QUEUE, message_id=f"m{number}", correlation_id="asked", reply_to="replies.nobody")
 
 
 async def left(url: str) -> dict[str, int]:
@@ -130,6 +130,7 @@ async def test_a_poison_row_dies_alone_and_every_row_beside_it_is_handled_once(b
     assert dead[0].headers["x-rowmill-error"] == "poison: crashed its consumer 7 times"
     assert dead[0].headers["x-rowmill-error-type"] == "poison"
     assert (dead[0].headers["x-rowmill-exchange"], dead[0].headers["x-rowmill-key"]) == (topology.EXCHANGE, QUEUE)
+    assert dead[0].message_id == "m2.1.0.1", "each half is a message of its own, not a copy of the other"
     assert not await left(broker_url)
 
 
@@ -146,6 +147,7 @@ async def test_what_is_no_page_dies_at_its_third_delivery_alone(broker_url: str)
     done.set()
     await living
     assert [letter.headers["x-rowmill-error"] for letter in dead] == ["poison: crashed its consumer 4 times"]
+    assert [(letter.message_id, letter.correlation_id, letter.reply_to) for letter in dead] == [("m0", "asked", "replies.nobody")]
     assert mortal.handled == {"well": 1}
     assert not await left(broker_url)
 
