@@ -22,6 +22,7 @@ from rowmill.errors import Cancelled, RowmillError, Suspended, UnavailableError
 from rowmill.resolvers import Resolver, Step
 from rowmill.rows import OpenRow, ReadSet
 from rowmill.runtime.clock import Clock
+from rowmill.runtime.ends import being_cancelled
 from rowmill.steps import run_program
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.envelope import EMPTY_OBJECT, NULL
@@ -187,7 +188,7 @@ class RowWork:
         except (Suspended, Cancelled, KeyboardInterrupt, GeneratorExit, UnavailableError, MemoryError):
             raise
         except BaseException as error:  # whatever author code raises, SystemExit too, is this row's
-            if isinstance(error, asyncio.CancelledError) and _being_cancelled():
+            if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 if time is None or not time.over:
                     raise
                 meta.status = "failed"
@@ -254,9 +255,3 @@ def _check_size(task: RowTask, settled: SettledRow, worked: _Worked) -> None:
 
 async def _awaited(value: Any) -> Any:
     return await value if hasattr(value, "__await__") else value
-
-
-def _being_cancelled() -> bool:
-    """Whether somebody asked for the end of the task that runs the row; else a ``CancelledError`` is author code's own."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0

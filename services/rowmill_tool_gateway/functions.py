@@ -22,6 +22,7 @@ import msgspec
 import structlog
 
 from rowmill.errors import DefinitionError, InputInvalid, SecretMissing, ToolError
+from rowmill.runtime.ends import being_cancelled
 from rowmill.tools import Tool, ToolCall
 from rowmill_tool_gateway.credentials import Credentials
 from rowmill_tool_gateway.failures import Observation
@@ -104,7 +105,7 @@ class FunctionCarrier:
         except NoResponse as error:
             return [Observation("no_answer" if self._did_something(right) else error.kind, str(error))] * len(inputs)
         except BaseException as error:  # author code may raise anything: what ends neither this process nor the call is the function's own
-            if isinstance(error, KeyboardInterrupt) or (isinstance(error, asyncio.CancelledError) and _being_cancelled()):
+            if isinstance(error, KeyboardInterrupt) or (isinstance(error, asyncio.CancelledError) and being_cancelled()):
                 raise
             return [self._observed(error, right)] * len(inputs)
         finally:
@@ -188,12 +189,6 @@ class FunctionCarrier:
             case _:
                 log.warning("tool_crashed", tool=self._tool.id, error_type=type(error).__name__)
                 return Observation("crashed", f"{type(error).__name__}: {error}")
-
-
-def _being_cancelled() -> bool:
-    """Whether somebody asked for the end of the task that carries the call; else a ``CancelledError`` is the function's own."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def _body(response: httpx.Response) -> bytes:

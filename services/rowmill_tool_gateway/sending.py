@@ -17,6 +17,7 @@ from rowmill.encoding.receipts import idempotency_key, short_digest
 from rowmill.errors import AskDied, SecretMissing
 from rowmill.providers import Provider
 from rowmill.runtime.clock import Clock, backoff
+from rowmill.runtime.ends import ends_the_task
 from rowmill_contracts.receipts import ConfirmAnswer, LeaseRef
 from rowmill_contracts.tools import ToolFailure
 from rowmill_tool_gateway.claiming import Claims
@@ -132,7 +133,9 @@ class Sender:
         try:
             carrying = tool.carrier.carry(inputs, keys, timeout, may_send)
             endings = list(await (self._carried_alone(lane, flights[0], carrying) if flights[0].alone else carrying))
-        except Exception as error:
+        except BaseException as error:
+            if ends_the_task(error):
+                raise
             log.exception("request_crashed", tool=tool.id)
             endings = [Observation("crashed", f"the gateway failed: {type(error).__name__}")] * len(flights)
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -14,6 +13,7 @@ from rowmill.errors import MalformedMessage, RowmillError, UnavailableError
 from rowmill.runtime import metrics
 from rowmill.runtime.clock import Clock, backoff
 from rowmill.runtime.deliveries import MADE_ID, REPLAYED, Delivery, Rejected, Undecoded, death_headers, subject_headers, traceparent
+from rowmill.runtime.ends import ends_the_task
 from rowmill.runtime.gates import Gate
 from rowmill.runtime.limits import end_process
 from rowmill.runtime.suspicion import (
@@ -188,7 +188,7 @@ class Handling:
             except MemoryError:
                 end_process("memory_limit_reached", queue=queue)
             except BaseException as error:
-                if ends_the_handler(error):
+                if ends_the_task(error):
                     raise
                 failures += 1
                 metrics.FAILED.labels(self._bus.service, queue).inc()
@@ -238,16 +238,6 @@ class Handling:
             log.info("acknowledge_lost", error=repr(error))
         else:
             self._outlived.acknowledged(queue, incoming.message_id or "")
-
-
-def ends_the_handler(error: BaseException) -> bool:
-    """Whether the process, or who cancels the handler, wants its end. Anything else that derives from ``BaseException`` came out of code that the
-    handler called: left to the task, nobody would hear of it, and its message would neither be acknowledged nor tried again.
-    """
-    if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        return task is None or task.cancelling() > 0
-    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
 
 
 def id_of(incoming: AbstractIncomingMessage) -> str:

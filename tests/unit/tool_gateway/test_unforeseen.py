@@ -8,12 +8,20 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from pydantic import field_validator
 from tests.unit.tool_gateway.conftest import FindIn, Rig, find_tool
 
 from rowmill import Provider, ToolCall
 from rowmill_contracts.receipts import ClaimAnswer, HaltRun, Release
 from rowmill_tool_gateway.flights import Stage
 from rowmill_tool_gateway.http_tools import HttpCarrier
+
+
+class Guarded(FindIn):
+    @field_validator("domain")
+    @classmethod
+    def guard(cls, domain: str) -> str:
+        raise BaseException("panic")  # noqa: TRY002 - as code in another language raises it
 
 
 @pytest.mark.parametrize(("part", "step"), [("hand", "sweep"), ("sender", "renew"), ("shards", "_renew")])
@@ -125,10 +133,23 @@ async def test_whatever_a_function_raises_ends_its_call_and_leaves_no_lease_behi
     assert not rig.engine.hand.flights
 
 
+async def test_whatever_a_validator_raises_ends_its_call(rig: Rig) -> None:
+    provider = Provider("crm", base_url="http://127.0.0.1:1")
+
+    @provider.tool("order", effect="read")
+    async def order(given: Guarded, call: ToolCall) -> str:
+        return "done"
+
+    async with asyncio.timeout(20):
+        [answered] = await rig.ask([rig.item(order, {"domain": "a.example"})])
+    assert answered.outcome == "failed"
+    assert not rig.engine.hand.flights
+
+
 @pytest.mark.parametrize("before", [False, True])
 async def test_whatever_a_cost_function_raises_ends_its_call(rig: Rig, before: bool) -> None:
     def panics(_: Any) -> Decimal:
-        raise BaseException("panic")  # noqa: TRY002 - as code in another language raises it
+        raise BaseException("panic")  # noqa: TRY002 - likewise
 
     provider = Provider("crm", base_url="http://127.0.0.1:1")
 
