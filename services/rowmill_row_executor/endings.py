@@ -6,7 +6,7 @@ finished one.
 
 from __future__ import annotations
 
-from rowmill.errors import RowmillError, Suspended
+from rowmill.errors import RowmillError, Suspended, UnavailableError
 
 
 class Parked(Suspended):
@@ -33,6 +33,12 @@ class Parked(Suspended):
         self.halted = halted
         self.provider = provider
         self.away = away
+
+
+class NeighbourAway(UnavailableError):
+    """A service that the executor needs did not answer, or this process stops: what is worked is worked again. Author code that raises an
+    `UnavailableError` of its own, as a client in it does, has failed instead.
+    """
 
 
 class OutcomeUnknown(RowmillError):

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from rowmill.errors import RowmillError, UnavailableError
+from rowmill.errors import RowmillError
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.presences import KeepPresence, PresenceKept
@@ -21,6 +21,7 @@ from rowmill_contracts.runs import TermAnswer
 from rowmill_contracts.topology import RECEIPTS_SETTLE
 from rowmill_row_executor.admission_port import BusAdmission
 from rowmill_row_executor.bodies import Lease
+from rowmill_row_executor.endings import NeighbourAway
 from rowmill_row_executor.settings import RowExecutorSettings
 
 log = structlog.get_logger()
@@ -103,9 +104,9 @@ class LeaseThread:
             self._loop.call_soon_threadsafe(function, *arguments)
 
     async def carry_out(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Do something on the thread's loop, and wait for it on the caller's. Raises what it raises, `UnavailableError` where the thread is over."""
+        """Do something on the thread's loop, and wait for it on the caller's. Raises what it raises, `NeighbourAway` where the thread is over."""
         if self._loop is None or self._loop.is_closed():
-            raise UnavailableError("leases are not renewed: this process stops")
+            raise NeighbourAway("leases are not renewed: this process stops")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
 
     def on_stop(self, leave: Callable[[], Awaitable[None]]) -> None:
@@ -118,7 +119,7 @@ class LeaseThread:
         """Those who own leases, once there is a connection."""
         await self._connected.wait()
         if self._owners is None:
-            raise UnavailableError("leases are not renewed: this process stops")
+            raise NeighbourAway("leases are not renewed: this process stops")
         return self._owners
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:

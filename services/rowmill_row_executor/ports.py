@@ -95,7 +95,7 @@ class Settler(Protocol):
 
 
 class RowSource(Protocol):
-    """Where rows of datasets are read back from; also a `PageReader` for handles."""
+    """Where rows of datasets are read back from; also a `PageReader` for handles. Raises `NeighbourAway` where nobody answers."""
 
     def rows(self, run_id: str, dataset: str, offset: int, limit: int | None) -> AsyncIterator[ReadRow]: ...
 

@@ -18,7 +18,7 @@ import structlog
 from rowmill.columns import ColumnSpec
 from rowmill.datasets import DatasetProgram
 from rowmill.encoding.values import HandleFactory, decode_value, encode_value
-from rowmill.errors import Cancelled, RowmillError, Suspended, UnavailableError
+from rowmill.errors import Cancelled, RowmillError, Suspended
 from rowmill.resolvers import Resolver, Step
 from rowmill.rows import OpenRow, ReadSet
 from rowmill.runtime.clock import Clock
@@ -28,6 +28,7 @@ from rowmill_contracts.counts import Problem
 from rowmill_contracts.envelope import EMPTY_OBJECT, NULL
 from rowmill_contracts.rows import RowTask, SettledRow
 from rowmill_row_executor.cells import CellMeta, KnownCell, decode_known, encode_cells, still_reusable
+from rowmill_row_executor.endings import NeighbourAway
 from rowmill_row_executor.failures import RowFailure, RowTooLarge, problem_of
 from rowmill_row_executor.ports import Asker, CallDesk
 from rowmill_row_executor.row_context import RowCalls, RowCtx, Run, RunBudget
@@ -104,7 +105,7 @@ class RowWork:
         Raises:
             MemoryError: this process's memory is at its limit, which may be another row's doing.
             Parked: the row waits; it is to be run again from its start later.
-            UnavailableError: a neighbour did not answer; likewise.
+            NeighbourAway: a neighbour did not answer; likewise.
 
         """
         worked = _Worked()
@@ -185,7 +186,7 @@ class RowWork:
             meta.completed_at = now = round(self._clock.now(), 3)
             if column.stale_after is not None and (expiry := column.expiry_after(value)) is not None:
                 meta.stale_at = now + expiry
-        except (Suspended, Cancelled, KeyboardInterrupt, GeneratorExit, UnavailableError, MemoryError):
+        except (Suspended, Cancelled, KeyboardInterrupt, GeneratorExit, NeighbourAway, MemoryError):
             raise
         except BaseException as error:  # whatever author code raises, SystemExit too, is this row's
             if isinstance(error, asyncio.CancelledError) and being_cancelled():

@@ -8,11 +8,13 @@ from typing import Any
 
 import msgspec
 
-from rowmill.errors import RowmillError
-from rowmill.runtime.asking import AskBus
+from rowmill.errors import RowmillError, UnavailableError
+from rowmill.runtime.asking import AskBus, ReplyT
+from rowmill_contracts.envelope import Message
 from rowmill_contracts.rows import ReadCounts, ReadRow, ReadRows, RowsRead
 from rowmill_contracts.runs import RowsCommitted
 from rowmill_contracts.topology import SHEETS_ASKS
+from rowmill_row_executor.endings import NeighbourAway
 
 READ_ROWS = 1000
 """Rows asked for at once."""
@@ -38,7 +40,7 @@ class SheetPages:
 
     async def count(self, run_id: str, dataset: str) -> int:
         """Rows of the dataset in this run, duplicates and failed ones included."""
-        committed = await self.bus.ask(ReadCounts(run_id=run_id, dataset=dataset), SHEETS_ASKS, RowsCommitted)
+        committed = await self._ask(ReadCounts(run_id=run_id, dataset=dataset), RowsCommitted)
         return max(committed.counts.admitted, committed.counts.terminal)
 
     async def rows(self, run_id: str, dataset: str, offset: int, limit: int | None) -> AsyncIterator[ReadRow]:
@@ -53,7 +55,13 @@ class SheetPages:
             position = read.next_offset
 
     async def _read(self, run_id: str, dataset: str, offset: int, limit: int) -> RowsRead:
-        read = await self.bus.ask(ReadRows(run_id=run_id, dataset=dataset, offset=offset, limit=limit), SHEETS_ASKS, RowsRead)
+        read = await self._ask(ReadRows(run_id=run_id, dataset=dataset, offset=offset, limit=limit), RowsRead)
         if read.error is not None:
             raise SheetsUnreadable(f"rows of dataset {dataset!r} of run {run_id} cannot be read: {read.error.message}")
         return read
+
+    async def _ask(self, question: Message, answer: type[ReplyT]) -> ReplyT:
+        try:
+            return await self.bus.ask(question, SHEETS_ASKS, answer)
+        except UnavailableError as error:
+            raise NeighbourAway(str(error)) from error

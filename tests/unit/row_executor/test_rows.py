@@ -15,8 +15,9 @@ from tests.unit.row_executor.leads import RUN, Tools, dataset, found, meta, sett
 
 from rowmill import RowContext, column
 from rowmill.datasets import DatasetBuilder
-from rowmill.errors import AskTimeout, Cancelled, Suspended
+from rowmill.errors import AskTimeout, Cancelled, Suspended, UnavailableError
 from rowmill_contracts.tools import CallItem, CallOutcome
+from rowmill_row_executor.endings import NeighbourAway
 
 
 class Lead(BaseModel):
@@ -237,9 +238,18 @@ async def test_rows_that_cannot_be_read_back_now_have_the_page_worked_again(benc
         return len(await row["handle"].peek(1))
 
     async def silent(run_id: str, dataset: str, page_number: int, size: int) -> list[Any]:
-        raise AskTimeout("no answer")
+        raise NeighbourAway("no answer")
 
     bench.sheets.read_page = silent
-    with pytest.raises(AskTimeout):
+    with pytest.raises(NeighbourAway):
         await bench.run_rows(dataset(r=reads).program(), [{"handle": {"$handle": {"run_id": "r", "dataset": "d"}}}])
     assert (RUN, "leads") not in bench.settler.settled
+
+
+@pytest.mark.parametrize("error", [UnavailableError, AskTimeout])
+async def test_an_outage_that_author_code_reports_is_its_rows_error(bench: Any, error: type[Exception]) -> None:
+    def asks_another(row: Any) -> None:
+        raise error("the CRM is down")
+
+    await bench.run_rows(dataset(r=asks_another).program(), [{"n": 1}])
+    assert settled(bench)[0].error.message == "the CRM is down"
