@@ -77,6 +77,8 @@ async def check_plans(database: Database) -> None:
             for node in plan:
                 if node.get("Relation Name", "shards") != "shards" and node["Node Type"] != "ModifyTable":
                     assert node["Node Type"] == "Bitmap Heap Scan" or "Index Cond" in node, (name, node)
+            for node in plan:  # a run has many charges: found by its id alone, each key would read them all
+                assert node.get("Index Name") != "charges_pkey" or "(key = " in node["Index Cond"], (name, node)
             conditions = [node["Index Cond"] for node in plan if node.get("Index Name") == "receipts_pkey"]
             assert conditions == ([] if name in _OF_NO_RECEIPT | {"claim", "settle_charges"} else ["(key = ANY (ARRAY[a.key]))"]), name
 
