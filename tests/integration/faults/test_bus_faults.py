@@ -98,7 +98,8 @@ async def test_a_queue_deleted_under_its_consumer_is_declared_and_consumed_again
 
 async def test_a_question_is_asked_again_when_its_reply_queue_was_lost(broker_url: str) -> None:
     asked: list[Delivery] = []
-    async with Bus(settings(broker_url, ask_again=600.0), service="asker") as asker, Bus(settings(broker_url), service="answerer") as answerer:
+    never = 2 * BOUND / 0.05  # at the scale of these tests
+    async with Bus(settings(broker_url, ask_again=never), service="asker") as asker, Bus(settings(broker_url), service="answerer") as answerer:
 
         async def forgets_once(delivery: Delivery) -> None:
             asked.append(delivery)
@@ -155,6 +156,24 @@ async def test_a_consumer_that_the_broker_forgot_is_noticed(broker_url: str) -> 
         await underlay.basic_cancel(attached.tag)  # behind the session's back
         await echo.works("afterwards")
         assert session.ended.is_set()
+
+
+async def test_a_consumer_that_gets_nothing_though_messages_are_ready_is_noticed(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with echoing(broker_url) as echo:
+        session = echo.bus._sessions.current
+        assert session is not None
+        depths = session.depths
+
+        async def ready(queues: list[str]) -> dict[str, tuple[int, int]]:
+            return {name: (7 if name == QUEUE else 0, consumers) for name, (_, consumers) in (await depths(queues)).items()}
+
+        monkeypatch.setattr(session, "depths", ready)
+        async with asyncio.timeout(BOUND):
+            while not session.ended.is_set():
+                if (wrong := await session.look()) is not None:
+                    session.end(wrong)
+        assert f"{QUEUE} has 7 messages ready" in str(session.reason)
+        await echo.works("afterwards")
 
 
 @pytest.fixture
