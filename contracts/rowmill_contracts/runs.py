@@ -233,25 +233,6 @@ class DatasetOpened(Message, frozen=True, kw_only=True):
     error: Problem | None = None
 
 
-@message()
-class KeyPage(Message, frozen=True, kw_only=True):
-    """Derive the keys of these rows with the author's key function. ``first_index`` is the first row's place in the input."""
-
-    run_id: str
-    dataset: str
-    page: int
-    first_index: int
-    rows: list[msgspec.Raw]
-
-
-@message()
-class PageKeys(Message, frozen=True, kw_only=True):
-    """Row keys in hexadecimal, index-aligned; or the error that fails the run."""
-
-    keys: list[str] = []
-    error: Problem | None = None
-
-
 class ParkedRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A row that waits outside any process. ``waits`` counts its waits, this one included; ``wait_ms`` None: until something happens.
     ``provider``: who keeps it waiting, if one does; it comes back as soon as that one serves again. ``away``: it does not serve now.

@@ -14,11 +14,7 @@ from typing import Any
 
 import msgspec
 
-from rowmill_contracts import asks, charges, events, presences, receipts, retries, rows, runs, shards, tools
-from rowmill_contracts.envelope import MESSAGES
-
-MODULES = (runs, rows, tools, receipts, presences, retries, shards, charges, events, asks)
-"""Imported so that every message is registered."""
+from rowmill_contracts.catalogue import MESSAGES
 
 FOLDER = Path(__file__).resolve().parent.parent / "schemas"
 

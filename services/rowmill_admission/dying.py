@@ -20,6 +20,7 @@ from rowmill_contracts.asks import RequestDied
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.envelope import EMPTY_OBJECT, Message
 from rowmill_contracts.receipts import HaltRun
+from rowmill_contracts.row_keys import KeyPage, PageKeys
 from rowmill_contracts.rows import (
     LookupRows,
     QuerySheets,
@@ -31,18 +32,7 @@ from rowmill_contracts.rows import (
     SettledRow,
     SheetsQueried,
 )
-from rowmill_contracts.runs import (
-    AdvanceRun,
-    DatasetOpened,
-    InputPage,
-    InputSealed,
-    KeyPage,
-    OpenDataset,
-    PageKeys,
-    RecordCalls,
-    ReleaseRun,
-    TakeRun,
-)
+from rowmill_contracts.runs import AdvanceRun, DatasetOpened, InputPage, InputSealed, OpenDataset, RecordCalls, ReleaseRun, TakeRun
 from rowmill_contracts.tools import CallOutcome, ToolCalls, ToolFailure, ToolResults
 from rowmill_contracts.topology import ADMISSION_INPUTS, SHEETS_SETTLE
 

@@ -19,7 +19,8 @@ from rowmill.runtime.bus import Bus
 from rowmill.runtime.db import Database
 from rowmill_admission.cancelling import cancel_all
 from rowmill_admission.store import owed as owed_store
-from rowmill_contracts.envelope import Message, decode, encode
+from rowmill_contracts.catalogue import decode
+from rowmill_contracts.envelope import Message, encode
 from rowmill_contracts.events import RunEvent
 from rowmill_contracts.receipts import RunHalted
 from rowmill_contracts.topology import EVENTS, EXCHANGE

@@ -17,8 +17,8 @@ from rowmill_admission.row_keys import keys_of
 from rowmill_admission.store.feeding import Fed
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.envelope import PAGE_BYTES
+from rowmill_contracts.row_keys import KeyPage, PageKeys
 from rowmill_contracts.rows import LookedRow, LookupRow, LookupRows, RowsLooked, RowTask, RowTasks
-from rowmill_contracts.runs import KeyPage, PageKeys
 from rowmill_contracts.topology import EXECUTOR_KEYS, EXECUTOR_ROWS, SHEETS_ASKS
 
 log = structlog.get_logger()

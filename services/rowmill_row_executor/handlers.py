@@ -21,8 +21,9 @@ from rowmill.runtime.deliveries import REPLAYED, Delivery, Rejected
 from rowmill.runtime.suspicion import may_have_crashed
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.events import Control
+from rowmill_contracts.row_keys import KeyPage, PageKeys
 from rowmill_contracts.rows import RowTasks, SettledRow
-from rowmill_contracts.runs import AdvanceRun, KeyPage, PageKeys, ReleaseRun, RunRecord, RunTaken
+from rowmill_contracts.runs import AdvanceRun, ReleaseRun, RunRecord, RunTaken
 from rowmill_contracts.topology import EXECUTOR_ADVANCE, EXECUTOR_KEYS, EXECUTOR_ROWS
 from rowmill_row_executor.bodies import BodyDriver, Lease
 from rowmill_row_executor.capture import Captured, CaptureFailed

@@ -16,7 +16,8 @@ import aio_pika
 
 from rowmill.errors import UnknownName
 from rowmill.runtime.deliveries import subject_headers
-from rowmill_contracts.envelope import Message, UndecodableMessage, decode
+from rowmill_contracts.catalogue import decode
+from rowmill_contracts.envelope import Message, UndecodableMessage
 from rowmill_contracts.public import decode_untyped
 from rowmill_contracts.receipts import ClaimReceipts
 from rowmill_contracts.rows import RowTasks

@@ -10,7 +10,8 @@ from typing import Final, Protocol, TypeVar
 
 import structlog
 
-from rowmill_contracts.envelope import Message, UndecodableMessage, decode, encode
+from rowmill_contracts.catalogue import decode
+from rowmill_contracts.envelope import Message, UndecodableMessage, encode
 
 log = structlog.get_logger()
 

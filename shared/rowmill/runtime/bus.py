@@ -29,7 +29,8 @@ from rowmill.runtime.settings import ServiceSettings
 from rowmill.runtime.suspects import Suspects
 from rowmill.runtime.transport import CLOSE_SECONDS, TRANSPORT_ERRORS, redacted
 from rowmill_contracts.asks import RequestDied
-from rowmill_contracts.envelope import Message, UndecodableMessage, decode, encode
+from rowmill_contracts.catalogue import decode
+from rowmill_contracts.envelope import Message, UndecodableMessage, encode
 from rowmill_contracts.topology import EXCHANGE, WORK_QUEUES
 
 log = structlog.get_logger()

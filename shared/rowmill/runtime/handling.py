@@ -28,7 +28,8 @@ from rowmill.runtime.suspicion import (
     untouched_headers,
 )
 from rowmill.runtime.transport import TRANSPORT_ERRORS, AsTransportErrors
-from rowmill_contracts.envelope import Message, UndecodableMessage, decode, encode
+from rowmill_contracts.catalogue import decode
+from rowmill_contracts.envelope import Message, UndecodableMessage, encode
 from rowmill_contracts.public import decode_untyped
 from rowmill_contracts.topology import WORK_QUEUES, dead, suspect
 

@@ -18,6 +18,7 @@ from rowmill_contracts.envelope import Message
 from rowmill_contracts.events import DatasetEvent, RunEvent
 from rowmill_contracts.receipts import HaltRun, RunHalted
 from rowmill_contracts.retries import ReopenRows, RowsReopened
+from rowmill_contracts.row_keys import KeyPage, PageKeys
 from rowmill_contracts.rows import (
     LookedRow,
     LookupRows,
@@ -36,9 +37,7 @@ from rowmill_contracts.runs import (
     GetRun,
     InputPage,
     InputSealed,
-    KeyPage,
     OpenDataset,
-    PageKeys,
     PageProgress,
     ParkedRow,
     ReleaseRun,

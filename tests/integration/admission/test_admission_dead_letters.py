@@ -17,6 +17,7 @@ from rowmill_contracts.envelope import Message, encode
 from rowmill_contracts.presences import KeepPresence
 from rowmill_contracts.receipts import ClaimReceipts, Complete, Confirm, Fail, HaltRun, Release, Renew
 from rowmill_contracts.retries import ReopenRows, RunRetry
+from rowmill_contracts.row_keys import KeyPage, PageKeys
 from rowmill_contracts.rows import LookupRows, QuerySheets, ReadCounts, ReadRows, RowsLooked, RowsRead, RowsSettled, RowTasks, SheetsQueried
 from rowmill_contracts.runs import (
     AdvanceRun,
@@ -24,9 +25,7 @@ from rowmill_contracts.runs import (
     GetRun,
     InputPage,
     InputSealed,
-    KeyPage,
     OpenDataset,
-    PageKeys,
     PauseRun,
     RecordCalls,
     ReleaseRun,

@@ -14,19 +14,9 @@ from rowmill_contracts.asks import RequestDied
 from rowmill_contracts.counts import Counts
 from rowmill_contracts.envelope import Message, encode
 from rowmill_contracts.receipts import Claim, ClaimReceipts, ReceiptsClaimed
+from rowmill_contracts.row_keys import KeyPage, PageKeys
 from rowmill_contracts.rows import LookupRows, QuerySheets, ReadRows, RowsLooked, RowsRead, SheetsQueried
-from rowmill_contracts.runs import (
-    DatasetOpened,
-    InputPage,
-    InputSealed,
-    KeyPage,
-    OpenDataset,
-    PageKeys,
-    RecordCalls,
-    ReleaseRun,
-    RowsCommitted,
-    TakeRun,
-)
+from rowmill_contracts.runs import DatasetOpened, InputPage, InputSealed, OpenDataset, RecordCalls, ReleaseRun, RowsCommitted, TakeRun
 from rowmill_contracts.topology import (
     ADMISSION_ASKS,
     ADMISSION_COUNTS,

@@ -15,7 +15,7 @@ from rowmill import Context, HttpTool, Provider, play
 from rowmill.runtime.clock import new_id
 from rowmill_contracts.envelope import PAGE_ROWS
 from rowmill_contracts.events import Control
-from rowmill_contracts.runs import KeyPage, PageKeys
+from rowmill_contracts.row_keys import KeyPage, PageKeys
 from rowmill_contracts.tools import CallItem, CallOutcome
 from rowmill_contracts.topology import CONTROL, EXECUTOR_KEYS
 

@@ -1,0 +1,11 @@
+"""Every kind of message: who decodes by this module knows all that may travel. A dead letter, or a hint to all, may be of any kind."""
+
+from __future__ import annotations
+
+from rowmill_contracts import asks, charges, events, presences, receipts, retries, row_keys, rows, runs, shards, tools
+from rowmill_contracts.envelope import MESSAGES, decode
+
+__all__ = ["MESSAGES", "decode"]
+
+MODULES = (runs, rows, row_keys, tools, receipts, presences, retries, shards, charges, events, asks)
+"""Imported so that every message is registered."""
