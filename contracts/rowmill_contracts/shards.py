@@ -48,12 +48,28 @@ class OpenRequests(msgspec.Struct, frozen=True, array_like=True):
     requests: int
 
 
+class LaneStanding(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a lane's provider. ``lane``: ``<organisation>/<provider>``. ``closed``: seconds for which nothing is sent there, from when
+    this is told; 0: it is open. ``share``: how much of what is declared the provider bears; 1: all of it. ``missed``: how often in a row it could not
+    be reached, if that is so often that one request at a time finds out; else 0. ``away``: seconds for which it has not served; None: it serves.
+    """
+
+    lane: str
+    shard: int
+    closed: float = 0.0
+    share: float = 1.0
+    missed: int = 0
+    away: float | None = None
+
+
 @message()
 class LeaseShard(Message, frozen=True, kw_only=True):
     """Take or renew shard leases for ``holder`` (``release``: give them up), and draw permits for lanes of shards that it holds thereby. It says also
     that the holder is there, for as long as a shard's lease lasts.
 
     ``terms``: under which each of the shards is given up, so that a late copy gives up none that was taken again; 0, or none named: whichever it is.
+    Of a shard that is taken or renewed: the term that the holder knows of; under another it is told what is known of the shard's lanes.
+    ``standings``: of lanes of these shards, where they changed since they were told under this term; under another they change nothing.
     ``serving`` false: it takes no more calls, now or later, and wants no share. ``open``: requests that it still has open in lanes of shards that it
     does not hold, all of them. ``number``: rises with each request of a holder; of one that comes late, what it says of its holder changes nothing.
     """
@@ -66,6 +82,7 @@ class LeaseShard(Message, frozen=True, kw_only=True):
     serving: bool = True
     open: list[OpenRequests] = []
     number: int = 0
+    standings: list[LaneStanding] = []
 
 
 class ShardLease(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,13 +95,15 @@ class ShardLease(msgspec.Struct, frozen=True, kw_only=True):
 @message()
 class ShardsLeased(Message, frozen=True, kw_only=True):
     """``drawn``: for each of the draws. ``gateways``: those among whom the shards are shared: who serves and has been there for a while; to all the
-    same. ``open``: what other gateways that are there have open in lanes of shards that they do not hold.
+    same. ``open``: what other gateways that are there have open in lanes of shards that they do not hold. ``standings``: what was known of lanes of
+    shards that the asker holds, to those who had them before; of the lanes of each shard once, when the asker's term is new to it.
     """
 
     shards: list[ShardLease]
     drawn: list[Drawn] = []
     gateways: list[str] = []
     open: list[OpenRequests] = []
+    standings: list[LaneStanding] = []
 
 
 @message()

@@ -19,6 +19,7 @@ from rowmill_receipt_store.operator_store import OperatorStore
 from rowmill_receipt_store.presence_store import PresenceStore
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.settings import ReceiptStoreSettings
+from rowmill_receipt_store.standing_store import StandingStore
 from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Store
 from rowmill_receipt_store.sweeping import Sweep
 from rowmill_receipt_store.window_store import WindowStore
@@ -56,7 +57,8 @@ class App:
             rule=DeathRule(settings.suspected_after, settings.deaths_alone),
         )
         merger = Merger(statements=settings.statements, max_items=settings.merge_items, max_bytes=settings.merge_bytes)
-        leasing = Leasing(receipts, WindowStore(self._database), GatewayStore(self._database, life=settings.shard_lease))
+        gateways = GatewayStore(self._database, life=settings.shard_lease)
+        leasing = Leasing(receipts, WindowStore(self._database), gateways, StandingStore(self._database))
         operating = Operating(OperatorStore(self._database), receipts)
         handlers = Handlers(self._bus, receipts, presences, leasing, operating, merger)
         await self._bus.consume(RECEIPTS_SETTLE, handlers.settle, prefetch=settings.prefetch)

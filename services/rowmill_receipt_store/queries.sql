@@ -590,6 +590,37 @@ ON CONFLICT (name) DO UPDATE SET
 WHERE (w.term, w.number) < (excluded.term, excluded.number)
 RETURNING name;
 
+-- name: standings
+-- What is known of the lanes of each shard that is named, as its holders before this term said last; those that stay closed for longest first, as many as
+-- fit a message. What was said long ago and is over is forgotten.
+WITH gone AS (
+    DELETE FROM standings WHERE (shard, lane) IN (
+        SELECT s.shard, s.lane FROM unnest($2::integer[]) AS a (shard) JOIN standings s ON s.shard = ANY (ARRAY[a.shard])
+        WHERE s.told_at <= now() + $1::interval - interval '1 day' AND s.closed_until <= now() + $1::interval FOR UPDATE OF s SKIP LOCKED
+    )
+)
+SELECT
+    s.shard, s.lane, greatest(0, extract(epoch FROM s.closed_until - now() - $1::interval))::float8 AS closed, s.share, s.missed,
+    extract(epoch FROM now() + $1::interval - s.away_since)::float8 AS away
+FROM unnest($2::integer[], $3::bigint[]) AS a (shard, term) JOIN standings s ON s.shard = ANY (ARRAY[a.shard]) AND s.term < a.term
+ORDER BY s.closed_until DESC, s.shard, s.lane LIMIT 5000;
+
+-- name: tell_standings
+-- Keep what is known of lanes, where the shard is still held by $2 under the term that is named and nothing newer is stored. The lock has whoever takes the
+-- shard wait, and then read it. No closing is longer than a year, which an interval can carry.
+INSERT INTO standings AS s (shard, lane, term, number, told_at, closed_until, share, missed, away_since)
+SELECT
+    a.shard, a.lane, a.term, $3::bigint, now() + $1::interval, now() + $1::interval + least(a.closed, 31536000) * interval '1 second', a.share, a.missed,
+    CASE WHEN a.away IS NOT NULL THEN now() + $1::interval - least(a.away, 31536000) * interval '1 second' END
+FROM unnest($4::integer[], $5::text[], $6::bigint[], $7::float8[], $8::float8[], $9::integer[], $10::float8[])
+    AS a (shard, lane, term, closed, share, missed, away)
+JOIN shards h ON h.shard = a.shard AND h.term = a.term AND h.holder = $2::text
+ORDER BY a.shard, a.lane FOR SHARE OF h
+ON CONFLICT (shard, lane) DO UPDATE SET
+    term = excluded.term, number = excluded.number, told_at = excluded.told_at, closed_until = excluded.closed_until, share = excluded.share,
+    missed = excluded.missed, away_since = excluded.away_since
+WHERE (s.term, s.number) < (excluded.term, excluded.number);
+
 -- name: bar_claims
 -- Wait for the claims, confirmations and settlements under way, and let none begin before our commit: what is stored after it sees the run
 -- as it then stands. Reading (backups) goes on.

@@ -115,6 +115,7 @@ class MemoryReceipts:
         self._leasing = MemoryShards(now, lasting=shard)
         self.shards = self._leasing.shards
         self.gateways = self._leasing.gateways
+        self.standings = self._leasing.standings
         self._held_poll = held_poll
         self.rule = DeathRule()
 

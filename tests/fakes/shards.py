@@ -1,4 +1,4 @@
-"""The receipt-store's shards in memory: who has which, what may have been sent under them, and who else there is."""
+"""The receipt-store's shards in memory: who has which, what may have been sent under them, what is known of their lanes, and who else there is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rowmill_contracts.shards import Draw, Drawn, LeaseShard, OpenRequests, Sent, ShardLease, ShardsLeased
+import msgspec
+
+from rowmill_contracts.shards import Draw, Drawn, LaneStanding, LeaseShard, OpenRequests, Sent, ShardLease, ShardsLeased
 
 OUTPUT_LIMIT = 8 * 1024 * 1024
 
@@ -44,6 +46,18 @@ class Window:
         return sorted((one for one in sent if one.seconds_ago < span), key=lambda one: -one.seconds_ago)
 
 
+@dataclass
+class Known:
+    term: int
+    number: int
+    at: float
+    said: LaneStanding
+
+    def standing(self, now: float) -> LaneStanding:
+        passed, away = now - self.at, self.said.away
+        return msgspec.structs.replace(self.said, closed=max(0.0, self.said.closed - passed), away=None if away is None else away + passed)
+
+
 class MemoryShards:
     """``now``: the store's clock, in seconds since the epoch. ``lasting``: seconds that a lease lasts."""
 
@@ -51,6 +65,7 @@ class MemoryShards:
         self.shards: dict[int, Shard] = {}
         self.windows: dict[str, Window] = {}
         self.gateways: dict[str, Gateway] = {}
+        self.standings: dict[tuple[int, str], Known] = {}
         self._now = now
         self._lasting = lasting
 
@@ -58,9 +73,15 @@ class MemoryShards:
         """Last words come before the shard is given up; permits are for what is held by the same request."""
         if request.release:
             drawn = [self._draw(draw, request.holder) for draw in request.draws]
+            self._tell(request)
             return self._met(request, [self._lease(shard, request) for shard in request.shards], drawn)
         leases = [self._lease(shard, request) for shard in request.shards]
-        return self._met(request, leases, [self._draw(draw, request.holder) for draw in request.draws])
+        self._tell(request)
+        met = self._met(request, leases, [self._draw(draw, request.holder) for draw in request.draws])
+        named = self._named(request)
+        new = {lease.shard: lease.term for lease in leases if lease.held and lease.term != named[lease.shard]}
+        known = [known for (shard, _), known in self.standings.items() if shard in new and known.term < new[shard]]
+        return msgspec.structs.replace(met, standings=[one.standing(self._now()) for one in known])
 
     def holds(self, shard: int, term: int) -> bool:
         found = self.shards.get(shard)
@@ -81,6 +102,17 @@ class MemoryShards:
             shard.holder = request.holder
         shard.expires = self._now() + self._lasting
         return ShardLease(shard=number, held=True, term=shard.term, seconds=self._lasting)
+
+    def _named(self, request: LeaseShard) -> dict[int, int]:
+        return dict(zip(request.shards, request.terms or [0] * len(request.shards), strict=True))
+
+    def _tell(self, request: LeaseShard) -> None:
+        named = self._named(request)
+        for one in request.standings:
+            term, stored = named.get(one.shard, 0), self.standings.get((one.shard, one.lane))
+            shard = self.shards.get(one.shard, Shard())
+            if (shard.holder, shard.term) == (request.holder, term) and (stored is None or (stored.term, stored.number) < (term, request.number)):
+                self.standings[one.shard, one.lane] = Known(term, request.number, self._now(), one)
 
     def _met(self, request: LeaseShard, leases: list[ShardLease], drawn: list[Drawn]) -> ShardsLeased:
         now = self._now()

@@ -27,9 +27,11 @@ BY_KEY = [
     "windows",
     "report_windows",
     "end_presences",
+    "standings",
+    "tell_standings",
 ]
 
-_OF_NO_RECEIPT = {"tallies", "windows", "report_windows", "end_presences"}
+_OF_NO_RECEIPT = {"tallies", "windows", "report_windows", "end_presences", "standings", "tell_standings"}
 
 FILL = (
     """

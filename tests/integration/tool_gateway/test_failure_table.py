@@ -36,6 +36,7 @@ from rowmill_receipt_store.leasing import Leasing
 from rowmill_receipt_store.merging import Merger
 from rowmill_receipt_store.presence_store import PresenceStore
 from rowmill_receipt_store.receipts import Receipts
+from rowmill_receipt_store.standing_store import StandingStore
 from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Store
 from rowmill_receipt_store.window_store import WindowStore
 from rowmill_tool_gateway.credentials import Credentials, Redactor
@@ -146,7 +147,7 @@ class RealStore:
         store = Store(database, queued_lease=10, running_lease=60, shard_lease=6, answer_bytes=2**23)
         receipts = Receipts(store, held_poll=0.25, output_limit=2**23)
         merger = Merger(statements=2, max_items=1000, max_bytes=2**24)
-        leasing = Leasing(receipts, WindowStore(database), GatewayStore(database, life=6))
+        leasing = Leasing(receipts, WindowStore(database), GatewayStore(database, life=6), StandingStore(database))
         presences = PresenceStore(database, lease=6, grace=2)
         no_operator: Any = None
         self._handlers = Handlers(cast("Any", self), receipts, presences, leasing, no_operator, merger)  # it answers through us
