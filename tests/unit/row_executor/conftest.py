@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.fakes.receipts import MemoryReceipts
 from tests.unit.row_executor.leads import Tools
+from tests.unit.row_executor.step_executors import Executor, Now
 
 from rowmill import registry
 from rowmill.paged_handle import PagedHandle
@@ -206,3 +208,19 @@ async def bench(fresh_registry: registry.Registry) -> AsyncIterator[Bench]:
 @pytest.fixture
 def tools(fresh_registry: Any) -> Tools:
     return Tools()
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
+
+
+@pytest.fixture
+def store(now: Now) -> MemoryReceipts:
+    return MemoryReceipts(now, held_poll=0.001)
+
+
+@pytest.fixture
+def new_executor(store: MemoryReceipts) -> Iterator[Callable[[], Executor]]:
+    with ThreadPoolExecutor(1) as threads:
+        yield lambda clock=None: Executor(store, threads, clock or SystemClock())  # type: ignore[misc]
