@@ -48,6 +48,7 @@ class Sessions:
         self._session: Session | None = None
         self._up = asyncio.Event()
         self._subscriptions: dict[str, Subscription] = {}
+        self._stepping_back = asyncio.Lock()
         self._runner: asyncio.Task[None] | None = None
         self._closings: set[asyncio.Task[None]] = set()
         self._ending = False
@@ -106,14 +107,17 @@ class Sessions:
             await self._attach(session, subscription)
 
     async def step_back(self, queue: str) -> None:
-        """Consume a queue that serves one consumer at a time behind all who wait at it; what was delivered is still handled."""
-        subscription, session = self._subscriptions.get(queue), self._session
-        if subscription is None or session is None or session.ended.is_set():
-            return  # the next session comes last anyway
-        await self._attach(session, subscription, again=True)
-        if self._subscriptions.get(queue) is not subscription:
-            with contextlib.suppress(*TRANSPORT_ERRORS):
-                await session.cancel(queue)
+        """Consume a queue that serves one consumer at a time behind all who wait at it; what was delivered is still handled. One after the other: of
+        two at once each would attach a consumer, and only one of these would be known.
+        """
+        async with self._stepping_back:
+            subscription, session = self._subscriptions.get(queue), self._session
+            if subscription is None or session is None or session.ended.is_set():
+                return  # the next session comes last anyway
+            await self._attach(session, subscription, again=True)
+            if self._subscriptions.get(queue) is not subscription:
+                with contextlib.suppress(*TRANSPORT_ERRORS):
+                    await session.cancel(queue)
 
     async def _attach(self, session: Session, subscription: Subscription, *, again: bool = False) -> None:
         try:

@@ -97,3 +97,17 @@ async def test_stepping_back_under_way_loses_and_doubles_nothing_and_leaves_no_c
         assert not session._cancelled
         await consumer.bus.stop()
     assert seen == Counter(runs), "each once"
+
+
+async def test_who_is_to_step_back_again_while_it_does_stands_in_line_once(broker_url: str) -> None:
+    """A consumer that nobody knows of would keep its place there until its session ends."""
+    queue = gateway_calls(5)
+    first, second = Consumer(broker_url, "first"), Consumer(broker_url, "second")
+    await first.start(queue)
+    await asyncio.gather(*(first.bus.step_back(queue) for _ in range(3)))
+    await second.start(queue)
+    await first.bus.step_back(queue)
+    await first.bus.publish(AdvanceRun(run_id="a"), queue)
+    await second.saw("a")
+    for consumer in (first, second):
+        await consumer.bus.stop()
