@@ -111,7 +111,7 @@ class Engine:
         self.hand.dispatch = self.dispatcher
         self.sender = Sender(self.dispatcher, self.dispatcher.claims, self.hand, self._receipts, self.shards, credentials, clock, settings, lease_ids)
         self.dispatcher.sender = self.sender
-        self.settler = Settler(self.hand, self.dispatcher, self._receipts, credentials, clock, settings, jitter, serves)
+        self.settler = Settler(self.hand, self.dispatcher, self._receipts, credentials, clock, settings, jitter, serves, self.shards.closed)
         self.sender.settle = self.settler.settle
         self._loops: list[asyncio.Task[None]] = []
 

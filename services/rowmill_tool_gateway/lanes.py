@@ -28,6 +28,23 @@ class ProbePolicy:
     limit: float
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a lane has learned of its provider, and whoever has the lane next must know. ``closed_until`` and ``away_since``: by this process's
+    clock. ``missed``: how often in a row the provider could not be reached, if so often that one request at a time finds out; else 0.
+    """
+
+    closed_until: float = float("-inf")
+    share: float = 1.0
+    missed: int = 0
+    away_since: float | None = None
+
+    def says(self, other: Standing, now: float) -> bool:
+        """Whether both say the same from now on: a closing that is over says nothing."""
+        closed = max(self.closed_until, now) == max(other.closed_until, now)
+        return closed and (self.share, self.missed, self.away_since) == (other.share, other.missed, other.away_since)
+
+
 class Lane:
     """(organisation, provider). ``concurrency``: requests open at once. ``weight``s are in requests: a call of a batch tool is a part of one."""
 
@@ -84,6 +101,20 @@ class Lane:
     def share(self) -> float:
         """How much of what is declared the provider bears: 1 unless it refused of late."""
         return self._throttle.share
+
+    @property
+    def standing(self) -> Standing:
+        """What it has learned of its provider."""
+        return Standing(self.closed_until, self.share, self._missed if self.probing else 0, self.unavailable_since)
+
+    def learn(self, known: Standing) -> None:
+        """Others had the lane, and know this. What closed it here closes it still. Others may have kept calls waiting, too."""
+        self.closed_until = max(self.closed_until, known.closed_until)
+        self.unavailable_since = known.away_since
+        self.kept_waiting |= known.away_since is not None
+        self._missed = known.missed
+        self._throttle.learn(known.share, self.closed_until)
+        self._slow_down()
 
     def ready_at(self) -> float:
         """The earliest time of the next request, concurrency and permits aside. Infinite where that depends on requests that are on their way."""

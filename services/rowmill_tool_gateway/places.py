@@ -90,7 +90,7 @@ class Places:
             probes=self._probes,
             recovery=self._settings.recovery,
         )
-        lane.elsewhere = self._shards.open_elsewhere(lane)
+        self._shards.opened_up(lane)
         traffic = self._traffic[org, provider.name] = Traffic(lane)
         traffic.again = partial(self._soon, traffic)
         if pace is not None:

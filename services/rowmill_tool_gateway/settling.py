@@ -56,7 +56,7 @@ Serves = Callable[[str, str, Callable[[], ProviderServes | None]], None]
 
 
 class Settler:
-    """``random``: gives numbers from 0 to 1, for jitter."""
+    """``random``: gives numbers from 0 to 1, for jitter. ``closed``: told of each lane that a provider's answer closes."""
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class Settler:
         settings: ToolGatewaySettings,
         random: Callable[[], float],
         serves: Serves,
+        closed: Callable[[Lane], None],
     ) -> None:
         self._hand = hand
         self._dispatcher = dispatcher
@@ -77,6 +78,7 @@ class Settler:
         self._settings = settings
         self._random = random
         self._serves = serves
+        self._closed = closed
         self._policy = RetryPolicy(settings.call_attempts, settings.retry_first, settings.retry_limit)
         self._refreshing: set[asyncio.Task[None]] = set()
         self._told: dict[tuple[str, str], tuple[float, int]] = {}
@@ -160,6 +162,7 @@ class Settler:
                 lane.overrun(now, seconds)
             else:
                 lane.close(now, seconds)
+            self._closed(lane)
 
     def call_back(self, lane: Lane, weight: float) -> ProviderServes | None:
         """How the rows that wait for this provider are to come back from now on, if it serves: a little before their turn, at the lane's rate, or at

@@ -5,8 +5,8 @@ was asked, so that a slow answer never makes a lease look longer than it is. A g
 
 A shard that is another's (`sharing`) is handed over so that its lanes hardly stand still. First this gateway steps back at the shard's queue, so that
 the other gathers what comes, while what is in hand here goes on being sent. Then nothing more of it is claimed or sent; what was not sent is given
-back; requests that are open are waited for a moment; and the lease is given up, with the last words of its windows and the number of requests that
-are still open, and all gateways are told. When the process is to end, all shards are, without the first part.
+back; requests that are open are waited for a moment; and the lease is given up, with the last words of its windows and lanes and the number of
+requests that are still open, and all gateways are told. When the process is to end, all shards are, without the first part.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from rowmill_tool_gateway.others import Others
 from rowmill_tool_gateway.permits import Permits
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.sharing import Sharing
+from rowmill_tool_gateway.standings import Standings
 
 log = structlog.get_logger()
 
@@ -93,6 +94,7 @@ class ShardLeases:
         self._work = work
         self._others = Others(step_back, tell_freed, settings.shard_retry)
         self._open = OpenElsewhere(work.lanes, self.holds)
+        self._standings = Standings(work.lanes)
         self._sharing = Sharing(holder, patience=settings.shard_retry, again=settings.shard_again)
         self._leases: dict[int, _Lease] = {}
         self._wake = asyncio.Event()
@@ -148,9 +150,15 @@ class ShardLeases:
         lease = self._leases.get(shard)
         return self._serving and self._sharing.ours(shard) and (lease is None or not lease.elsewhere)
 
-    def open_elsewhere(self, lane: Lane) -> int:
-        """Requests of the lane that gateways have open which do not have its shard (any more)."""
-        return self._open.of(lane)
+    def opened_up(self, lane: Lane) -> None:
+        """A lane has its first call: let it know what gateways that do not have its shard (any more) have open there, and have learned."""
+        lane.elsewhere = self._open.of(lane)
+        self._standings.opened_up(lane)
+
+    def closed(self, lane: Lane) -> None:
+        """An answer closed the lane: for long, and nobody knows it but we? Then it is told at once."""
+        if self._standings.urgent(lane, self._clock.monotonic(), self._settings.shard_renewal):
+            self._wake.set()
 
     def refused(self, shard: int) -> None:
         """The receipt-store says that the term is over."""
@@ -283,10 +291,12 @@ class ShardLeases:
         now = self._clock.monotonic()
         handed_over = [shard for shard in shards if self._leases[shard].parting is not None]
         drawings = self._permits.last_words(shards, now)
+        tellings = self._standings.tell(shards, now)
         terms = [self._leases[shard].term for shard in shards]
         for shard in shards:
             self._leases[shard].leaving = now
             self._permits.lost(shard)
+            self._standings.lost(shard)
         request = LeaseShard(
             holder=self._holder,
             shards=shards,
@@ -296,6 +306,7 @@ class ShardLeases:
             serving=self._serving,
             open=[] if last else self._open.ours(),
             number=next(self._numbers),
+            standings=[telling.word for telling in tellings],
         )
         self._open.said(request.open)
         try:
@@ -320,13 +331,17 @@ class ShardLeases:
         asked = self._clock.monotonic()
         drawings = self._permits.draws([shard for shard in shards if self._leases[shard].leaving is None], asked)
         self._drawing = bool(drawings)
+        tellings = self._standings.tell(shards, asked)
+        known = {shard: self._leases[shard].term for shard in shards}
         request = LeaseShard(
             holder=self._holder,
             shards=shards,
             draws=[drawing.draw for drawing in drawings],
+            terms=list(known.values()),
             serving=self._serving,
             open=self._open.ours(),
             number=next(self._numbers),
+            standings=[telling.word for telling in tellings],
         )
         ended = self._open.said(request.open)
         try:
@@ -345,6 +360,7 @@ class ShardLeases:
             held = self.holds(answer.shard)
             if not answer.held or answer.term != lease.term:
                 self._permits.lost(answer.shard)
+                self._standings.lost(answer.shard)
             lease.term = answer.term
             lease.elsewhere = not answer.held
             lease.until = asked + answer.seconds if answer.held else float("-inf")
@@ -353,7 +369,10 @@ class ShardLeases:
                 if answer.held:
                     changed.add(answer.shard)
         terms = {answer.shard: answer.term for answer in reply.shards if answer.held and answer.shard in self._leases}
-        self._permits.drawn(drawings, reply.drawn, terms, self._clock.monotonic())
+        now = self._clock.monotonic()
+        self._permits.drawn(drawings, reply.drawn, terms, now)
+        self._standings.told(tellings, [shard for shard, term in terms.items() if term == known[shard]])
+        self._standings.heard(reply.standings, [shard for shard, term in terms.items() if term != known[shard]], now)
         for shard in changed:
             self._work.changed(shard)
         self._told_who_shares(reply)

@@ -36,3 +36,8 @@ class Throttle:
         if self.share < 1.0:
             self.share = min(1.0, self.share + min(LONGEST_STEP, max(0.0, now - self._served_at)) / self._recovery)
         self._served_at = now
+
+    def learn(self, share: float, closed_until: float) -> None:
+        """So much was borne when others sent here, and until then the lane is closed."""
+        self.share = share
+        self._halved_until = max(self._halved_until, closed_until)

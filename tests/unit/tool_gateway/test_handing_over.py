@@ -36,13 +36,14 @@ class Hold:
     def __init__(self, rig: Rig) -> None:
         self._answer = asyncio.Event()
         self.open = 0
+        self.then = answering({"email": "a@example"})
         rig.port.script = self._held
 
     async def _held(self, request: HttpRequest) -> HttpResponse:
         self.open += 1
         await self._answer.wait()
         self.open -= 1
-        return await answering({"email": "a@example"})(request)
+        return await self.then(request)
 
     def answer(self) -> None:
         self._answer.set()
