@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+from typing import Any
 
 import pytest
 
@@ -105,3 +106,20 @@ async def test_a_service_that_begins_to_consume_over_a_dying_connection_does_so_
         async with asyncio.timeout(30):
             await handled.wait()
     assert tries > 1
+
+
+async def test_a_session_that_could_not_be_prepared_is_hung_up(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the broker counts a connection more for each attempt."""
+    failed: list[Session] = []
+    hear = Session.consume_replies
+
+    async def fails_at_first(session: Session, *given: Any) -> None:
+        if not failed:
+            failed.append(session)
+            raise ConnectionError("the broker is stopping")
+        await hear(session, *given)
+
+    monkeypatch.setattr(Session, "consume_replies", fails_at_first)
+    async with Bus(ServiceSettings(broker_url=broker_url, time_scale=0.05), service="test"), asyncio.timeout(30):
+        while not failed[0].connection.is_closed:
+            await asyncio.sleep(0.02)
