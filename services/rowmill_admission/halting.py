@@ -86,10 +86,15 @@ class Halting:
 
         async def work(connection: Connection) -> list[str]:
             run = await run_store.lock(connection, request.run_id)
-            if run is not None and run.retrying and not run.stopped:
+            if run is None or run.stopped:
+                return []
+            if run.retrying:
                 await run_store.note_halt(connection, run.run_id, PAUSE)
                 return []
-            return [] if run is None else await halt_run(connection, run, PAUSE)
+            if run.halt_reason is not None and not run.over:  # somebody may be resuming it: this is decided after that
+                await owed.add(connection, await decision_on(connection, run, "halt", run.halt_reason))
+                return [run.run_id]
+            return await halt_run(connection, run, PAUSE)
 
         await self._database.transact(work)
         return await self._done(request.run_id)

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from decimal import Decimal
 
+import asyncpg
 import pytest
 from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, rows
 from tests.integration.admission.played_retries import FAILED, ended, failing, prepared_in_vain, sent
@@ -34,6 +35,18 @@ async def shown_waiting(neighbours: Neighbours, run_id: str, reason: str | None)
         while (summary := await neighbours.get(run_id)) is None or summary.waiting_for != reason:
             await asyncio.sleep(0.02)
     return summary
+
+
+async def halt_owed(settings: AdmissionSettings, run_id: str) -> None:
+    """Return once it is decided that the run is halted, and nobody has told the receipt-store."""
+    owed = "SELECT count(*) FROM admission.owed WHERE run_id = $1 AND asked AND convert_from(body, 'UTF8')::json ->> 'action' = 'halt'"
+    connection = await asyncpg.connect(settings.database_url)
+    try:
+        async with asyncio.timeout(20):
+            while not await connection.fetchval(owed, run_id):
+                await asyncio.sleep(0.02)
+    finally:
+        await connection.close()
 
 
 @pytest.mark.parametrize("resumed", ["later", "while it is prepared"])
@@ -76,20 +89,25 @@ async def test_a_run_that_is_paused_while_its_retry_is_prepared_waits_until_it_i
         await app.stop()
 
 
-async def test_a_pause_that_comes_while_a_resumption_waits_for_the_receipt_store_stands(neighbours: Neighbours, settings: AdmissionSettings) -> None:
+@pytest.mark.parametrize("before", ["running", "paused"])
+async def test_a_pause_that_comes_while_a_resumption_waits_for_the_receipt_store_stands(
+    neighbours: Neighbours, settings: AdmissionSettings, before: str
+) -> None:
     """The receipt-store is told of it last."""
     run_id = new_run_id()
     neighbours.work = lambda _: []
-    app = App(settings.model_copy(update={"ask_again": 0.5}))
+    app = App(settings.model_copy(update={"ask_again": 0.5, "halt_timeout": 30.0}))  # a resumption that is tried again would be the later one
     await app.start()
     try:
         await neighbours.start(run_id, rows=rows(5))
         await neighbours.until(lambda: len(neighbours.sent(run_id)) == 5)
+        if before == "paused":
+            await neighbours.bus.ask(PauseRun(run_id=run_id), ADMISSION_ASKS, RunShown)
         neighbours.receipts_away = True
         resuming = asyncio.ensure_future(neighbours.bus.ask(ResumeRun(run_id=run_id, budget=Decimal(5)), ADMISSION_ASKS, RunShown))
-        await neighbours.until(lambda: halts(neighbours, run_id))
+        await neighbours.until(lambda: any(halt.action == "resume" for halt in halts(neighbours, run_id)))
         pausing = asyncio.ensure_future(neighbours.bus.ask(PauseRun(run_id=run_id), ADMISSION_ASKS, RunShown))
-        await shown_waiting(neighbours, run_id, "pause")
+        await halt_owed(settings, run_id)
         neighbours.receipts_away = False
         await asyncio.gather(resuming, pausing)
         assert max(halts(neighbours, run_id), key=lambda halt: halt.decision).action == "halt"
