@@ -103,6 +103,8 @@ class ShardLeases:
         self._said_to_leave = asyncio.Event()
         self._handed_over: dict[int, int] = {}
         """The newest term of each shard that was given up while it was held for certain: what was sent under it stays ours."""
+        self._unheard: dict[tuple[int, int], float] = {}
+        """When a shard was first given up under a term without an answer. That may be carried out yet, so for a while nothing is spent under it."""
         self._numbers = itertools.count(1)
 
     # ---- rights -----------------------------------------------------------------------------------------------------------------------
@@ -313,7 +315,9 @@ class ShardLeases:
             await self._asks.ask(request, RECEIPTS_SETTLE, ShardsLeased, timeout=self._settings.shard_retry)
         except RowmillError as error:
             log.info("shards_not_released", shards=shards, error=str(error))
+            self._unheard = dict.fromkeys(zip(shards, terms, strict=True), now) | self._unheard
         else:
+            self._unheard = {under: since for under, since in self._unheard.items() if under[0] not in shards}
             now = self._clock.monotonic()
             held = {shard: lease.term for shard in shards if (lease := self._leases.get(shard)) is not None and now < lease.until}
             self._handed_over |= held
@@ -364,6 +368,8 @@ class ShardLeases:
             lease.term = answer.term
             lease.elsewhere = not answer.held
             lease.until = asked + answer.seconds if answer.held else float("-inf")
+            if answer.held and asked - self._unheard.get((answer.shard, answer.term), -math.inf) < self._settings.shard_again:
+                lease.leaving = asked
             if held != self.holds(answer.shard):
                 log.info("shard_taken" if answer.held else "shard_lost", shard=answer.shard, term=answer.term)
                 if answer.held:

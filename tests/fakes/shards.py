@@ -90,7 +90,7 @@ class MemoryShards:
     def _lease(self, number: int, request: LeaseShard) -> ShardLease:
         shard = self.shards.setdefault(number, Shard())
         if request.release:
-            if shard.holder == request.holder:
+            if shard.holder == request.holder and self._named(request)[number] in {0, shard.term}:
                 shard.holder = ""
             return ShardLease(shard=number, held=False, term=shard.term)
         if shard.holder and shard.holder != request.holder and shard.expires > self._now():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from tests.unit.tool_gateway.conftest import Rig, answering, find_tool
 
+from rowmill.errors import AskTimeout
 from rowmill_contracts.digests import SHARDS, shard_of
 from rowmill_contracts.events import AskLanes
 from rowmill_contracts.shards import LeaseShard, OpenRequests
@@ -160,6 +162,45 @@ class TwoRequests:
         await self.go_on.wait()
         self.rights.append(may_send())
         return await answering({"email": "a@example"})(request)
+
+
+class Late:
+    """What gives shards up is not answered, nor carried out before it is said."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.requests: list[LeaseShard] = []
+        self.over = False
+        self._ask = rig.bus.ask
+        rig.bus.ask = self.ask  # type: ignore[method-assign]
+
+    async def ask(self, message: Any, key: str, answer: Any, *, timeout: float | None = None) -> Any:
+        if isinstance(message, LeaseShard) and message.release and not self.over:
+            self.requests.append(message)
+            raise AskTimeout("no answer")
+        return await self._ask(message, key, answer, timeout=timeout)
+
+
+async def test_a_shard_that_was_given_up_without_an_answer_is_not_spent_in_under_the_same_term(settings: ToolGatewaySettings) -> None:
+    """It may be carried out at any moment, and another gateway takes the shard."""
+    first = Rig(settings.model_copy(update={"hand": 60.0, "shard_again": 600.0}), holder=FIRST)
+    find = find_tool()
+    await first.ask([first.item(find, {"domain": "a.example"})])
+    term = first.engine.shards.term(SHARD)
+    late = Late(first)
+    first.engine.reconnected()
+    await until(lambda: late.requests != [])
+    item = first.item(find, {"domain": "b.example"})
+    first.hand_in([item])
+    asked = len(first.bus.asked)
+    await until(lambda: sum(SHARD in request.shards for request in first.bus.asked[asked:] if isinstance(request, LeaseShard)) >= 3)
+    assert (holder(first), len(first.port.requests)) == (FIRST, 1)
+    late.over = True
+    assert (await first.bus.outcome(item.call_id)).outcome == "completed"
+    assert first.engine.shards.term(SHARD) != term
+    for request in late.requests:
+        first.store.answer(request)
+    assert holder(first) == FIRST
+    await first.stop()
 
 
 async def test_what_a_function_has_begun_is_not_cut_in_two_by_a_hand_over(patient: ToolGatewaySettings) -> None:
