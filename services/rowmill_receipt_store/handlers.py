@@ -56,7 +56,7 @@ class Handlers:
         self._failures = merger.kind(receipts.fail)
         self._renewals = merger.kind(receipts.renew)
         self._releases = merger.kind(receipts.release)
-        self._charges = merger.kind(_one_by_one(receipts.charged))
+        self._charges = merger.kind(receipts.charged)
         self._claims = merger.kind(receipts.claim)
 
     async def claim(self, delivery: Delivery) -> None:

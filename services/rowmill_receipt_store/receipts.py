@@ -7,6 +7,7 @@ is granted of a request stays granted if the rest of it fails, and asking again 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from typing import Protocol, TypeVar
 
 import structlog
@@ -258,9 +259,10 @@ class Receipts:
         if costs:
             await self._store.settle_charges(costs)
 
-    async def charged(self, request: AskCharges) -> ChargesTold:
+    async def charged(self, requests: Sequence[AskCharges]) -> list[ChargesTold]:
         """What runs were charged so far."""
-        return ChargesTold(runs=await self._store.tallies(request.run_ids))
+        told = iter(await self._store.tallies([run_id for request in requests for run_id in request.run_ids]))
+        return [ChargesTold(runs=list(islice(told, len(request.run_ids)))) for request in requests]
 
     # ---- shards and runs --------------------------------------------------------------------------------------------------------------
 

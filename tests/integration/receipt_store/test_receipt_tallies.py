@@ -130,15 +130,20 @@ async def test_steps_are_no_calls(ann: Caller, key: bytes, books: Books) -> None
 
 async def test_runs_are_told_together_and_later_is_known_by_its_version(ann: Caller, bob: Caller, key: bytes, receipts: Receipts) -> None:
     unknown = new_run()
-    before = (await receipts.charged(AskCharges(run_ids=[ann.run]))).runs[0]
+
+    async def charges(*questions: list[str]) -> list[list[RunCharges]]:
+        return [told.runs for told in await receipts.charged([AskCharges(run_ids=run_ids) for run_ids in questions])]
+
+    [[before]] = await charges([ann.run])
     await ann.claim(key, cost=CENT, confirm=True)
-    between = (await receipts.charged(AskCharges(run_ids=[ann.run]))).runs[0]
+    [[between]] = await charges([ann.run])
     await ann.fail(key, refund=True)
-    told = (await receipts.charged(AskCharges(run_ids=[bob.run, ann.run, unknown, ann.run]))).runs
+    told, [again], nothing = await charges([bob.run, ann.run, unknown, ann.run], [ann.run], [])
 
     assert before == RunCharges(run_id=ann.run)
     assert (between.cost, between.calls) == (CENT, 1)
     assert [(run.run_id, str(run.cost.normalize()), run.calls) for run in told] == [(run, "0", 0) for run in (bob.run, ann.run, unknown, ann.run)]
+    assert (again, nothing) == (told[1], []), "each question is answered for itself"
     assert before.version < between.version < told[1].version
 
 
