@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, rows, settled
 from tests.integration.admission.test_admission_waiting import parked
 
+from rowmill.runtime.db import Database
 from rowmill_admission.settings import AdmissionSettings
 from rowmill_contracts.rows import RowTasks
 from rowmill_contracts.runs import ProviderServes
@@ -50,6 +53,15 @@ async def marked(neighbours: Neighbours) -> None:
     [tasks] = of(neighbours, marker)
     await complete(neighbours, tasks)
     await neighbours.until(lambda: neighbours.ended(marker))
+
+
+async def called_back(database_url: str, count: int) -> None:
+    """Return when so many rows are to come back as soon as there is room."""
+    database = await Database.connect(database_url, schema="admission", size=1)
+    async with asyncio.timeout(60):
+        while len(await database.fetch("SELECT FROM waits WHERE called_back AND state = 'waiting' AND due_at <= clock_timestamp()")) < count:
+            await asyncio.sleep(0.05)
+    await database.close()
 
 
 async def test_no_new_row_of_a_run_is_sent_before_those_that_are_called_back(neighbours: Neighbours) -> None:
@@ -128,7 +140,7 @@ async def test_a_page_that_cannot_be_published_holds_up_new_rows_for_a_while_onl
     await neighbours.until(lambda: neighbours.ended(run_id))
 
 
-async def test_rows_that_are_due_go_before_new_ones_of_other_runs_where_there_is_no_room(neighbours: Neighbours) -> None:
+async def test_rows_that_are_due_go_before_new_ones_of_other_runs_where_there_is_no_room(neighbours: Neighbours, database_url: str) -> None:
     waits, big, bigger = new_run_id(), new_run_id(), new_run_id()
     neighbours.work = lambda _tasks: []
     await neighbours.start(waits, rows=rows(2))
@@ -139,6 +151,7 @@ async def test_rows_that_are_due_go_before_new_ones_of_other_runs_where_there_is
         await neighbours.start(run_id, rows=rows(30))
     await neighbours.until(lambda: len(neighbours.sent(big)) + len(neighbours.sent(bigger)) == 8)
     await serves(neighbours, tasks.org, at_once=2)
+    await called_back(database_url, 2)
     done: list[RowTasks] = []
     while len(neighbours.sent(waits)) < 4:
         told = len(neighbours.tasks)
