@@ -42,10 +42,13 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OpenRequests(msgspec.Struct, frozen=True, array_like=True):
-    """So many requests of a lane that are open. ``lane``: ``<organisation>/<provider>``."""
+    """So many requests of a lane that are open. ``lane``: ``<organisation>/<provider>``. ``closed``: seconds for which nothing is sent there, from
+    when this is told, by an answer to such a request.
+    """
 
     lane: str
     requests: int
+    closed: float = 0.0
 
 
 class LaneStanding(msgspec.Struct, frozen=True, array_like=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 import msgspec
@@ -45,8 +45,15 @@ class GatewayStore:
             request.serving,
             msgspec.json.encode(request.open),
         )
-        elsewhere: Counter[str] = Counter()
-        for row in rows:
-            if row["holder"] != request.holder:
-                elsewhere.update({one.lane: one.requests for one in _open.decode(row["open"])})
-        return Met([row["holder"] for row in rows if row["shares"]], [OpenRequests(*one) for one in sorted(elsewhere.items())])
+        others = [one for row in rows if row["holder"] != request.holder for one in _open.decode(row["open"])]
+        return Met([row["holder"] for row in rows if row["shares"]], together(others))
+
+
+def together(told: Iterable[OpenRequests]) -> list[OpenRequests]:
+    """What several gateways have open in each lane, and for how long the lane is closed by any of them."""
+    requests: Counter[str] = Counter()
+    closed: dict[str, float] = {}
+    for one in told:
+        requests[one.lane] += one.requests
+        closed[one.lane] = max(one.closed, closed.get(one.lane, 0.0))
+    return [OpenRequests(lane, requests[lane], closed[lane]) for lane in sorted(closed)]

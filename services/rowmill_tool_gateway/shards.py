@@ -154,12 +154,14 @@ class ShardLeases:
 
     def opened_up(self, lane: Lane) -> None:
         """A lane has its first call: let it know what gateways that do not have its shard (any more) have open there, and have learned."""
-        lane.elsewhere = self._open.of(lane)
+        self._open.opened_up(lane, self._clock.monotonic())
         self._standings.opened_up(lane)
 
     def closed(self, lane: Lane) -> None:
         """An answer closed the lane: for long, and nobody knows it but we? Then it is told at once."""
-        if self._standings.urgent(lane, self._clock.monotonic(), self._settings.shard_renewal):
+        if not self.holds(lane.shard):
+            self._open.closed(lane)
+        elif self._standings.urgent(lane, self._clock.monotonic(), self._settings.shard_renewal):
             self._wake.set()
 
     def refused(self, shard: int) -> None:
@@ -306,7 +308,7 @@ class ShardLeases:
             draws=[drawing.draw for drawing in drawings],
             terms=terms,
             serving=self._serving,
-            open=[] if last else self._open.ours(),
+            open=self._open.ours(now, last=last),
             number=next(self._numbers),
             standings=[telling.word for telling in tellings],
         )
@@ -343,7 +345,7 @@ class ShardLeases:
             draws=[drawing.draw for drawing in drawings],
             terms=list(known.values()),
             serving=self._serving,
-            open=self._open.ours(),
+            open=self._open.ours(asked),
             number=next(self._numbers),
             standings=[telling.word for telling in tellings],
         )
@@ -356,7 +358,7 @@ class ShardLeases:
         if not request.serving:
             self._said_to_leave.set()
         self._others.tell(ended)
-        changed = {drawing.window.shard for drawing in drawings} | self._open.heard(reply.open)
+        changed = {drawing.window.shard for drawing in drawings} | self._open.heard(reply.open, self._clock.monotonic())
         for answer in reply.shards:
             lease = self._leases.get(answer.shard)
             if lease is None:

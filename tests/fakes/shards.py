@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -122,11 +121,12 @@ class MemoryShards:
             asker.serving = asker.serving and request.serving
         there = {name: gateway for name, gateway in self.gateways.items() if gateway is asker or gateway.expires > now}
         sharing = sorted(name for name, gateway in there.items() if gateway.serving and gateway.joined <= now - self._lasting)
-        elsewhere: Counter[str] = Counter()
-        for gateway in there.values():
-            if gateway is not asker:
-                elsewhere.update({one.lane: one.requests for one in gateway.open})
-        return ShardsLeased(shards=leases, drawn=drawn, gateways=sharing, open=[OpenRequests(*one) for one in sorted(elsewhere.items())])
+        told = [one for gateway in there.values() if gateway is not asker for one in gateway.open]
+        lanes: dict[str, list[OpenRequests]] = {}
+        for one in told:
+            lanes.setdefault(one.lane, []).append(one)
+        elsewhere = [OpenRequests(lane, sum(one.requests for one in of), max(one.closed for one in of)) for lane, of in sorted(lanes.items())]
+        return ShardsLeased(shards=leases, drawn=drawn, gateways=sharing, open=elsewhere)
 
     def _draw(self, draw: Draw, holder: str) -> Drawn:
         shard = self.shards.get(draw.shard)

@@ -95,6 +95,17 @@ async def test_who_takes_a_shard_is_told_what_its_former_holder_has_open(store: 
     assert lane not in (await store.ask(LeaseShard(holder=f"second-{shard}", shards=[shard], number=2), ShardsLeased)).open
 
 
+async def test_what_an_answer_to_a_former_holder_closed_is_told_for_the_longest_that_any_says(store: Asker) -> None:
+    shard = next(_shards)
+    lane = f"acme/closed-{shard}"
+    for number, closed in enumerate([0.0, 60.0, 30.0]):
+        said = OpenRequests(lane, number, closed)
+        answer = await store.ask(LeaseShard(holder=f"{number}-{shard}", shards=[], open=[said], number=1), ShardsLeased)
+        assert not any(one.lane == lane and one.closed == closed > 0 for one in answer.open), "it knows that itself"
+    told = await store.ask(LeaseShard(holder=f"new-{shard}", shards=[shard], number=1), ShardsLeased)
+    assert [one for one in told.open if one.lane == lane] == [OpenRequests(lane, 3, 60.0)]
+
+
 async def test_a_lease_ends_with_the_presence_of_its_process(store: Asker, key: str) -> None:
     mine = f"executor-{key[:8]}"
     assert (await store.claim(key, confirm=True, presence=mine)).state == "refused", "nobody has said that it is there"

@@ -62,11 +62,14 @@ def die(rig: Rig) -> None:
         task.cancel()
 
 
+def lasting_store() -> MemoryReceipts:
+    """No lease in it ends, and no gateway is taken for dead, while a test lasts."""
+    return MemoryReceipts(SystemClock().now, queued=600.0, running=600.0, shard=600.0, held_poll=0.01)
+
+
 def seldom_renewing(settings: ToolGatewaySettings) -> Rig:
     """It renews its leases, which last, so seldom that a test does not see it."""
-    clock = SystemClock()
-    store = MemoryReceipts(clock.now, queued=600.0, running=600.0, shard=600.0, held_poll=0.01)
-    return Rig(settings.model_copy(update={"shard_renewal": 60.0}), store, holder=FIRST)
+    return Rig(settings.model_copy(update={"shard_renewal": 60.0}), lasting_store(), holder=FIRST)
 
 
 async def handed_over(first: Rig) -> None:
@@ -246,6 +249,41 @@ async def test_what_is_not_stored_is_told_again(patient: ToolGatewaySettings) ->
     await until(lambda: len(leases(first, known)) > 3)
     assert not any(request.standings for request in leases(first, known)), "once it is known it is not told any more"
     await first.stop()
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["stays", "ends"])
+async def test_an_answer_to_a_request_that_was_left_open_closes_the_lane_for_who_has_it_now(patient: ToolGatewaySettings, ends: bool) -> None:
+    first = Rig(patient, lasting_store(), holder=FIRST)
+    provider = Hold(first)
+    provider.then = closing(HOUR)
+    find = find_tool(concurrency=2)
+    first.hand_in([first.item(find, {"domain": f"{number}.example"}) for number in range(2)])
+    await until(lambda: provider.open == 2)
+    next_one = Rig(patient, first.store, holder=SECOND)
+    first.others.append(next_one)
+    await until(lambda: {FIRST, SECOND} <= first.store.gateways.keys())
+    for gateway in first.store.gateways.values():
+        gateway.joined = 0.0  # for long enough to have a share
+    leaving = asyncio.create_task(first.engine.stop(20.0)) if ends else None
+    await until(lambda: holder(first) != FIRST)
+    next_one.hand_in([next_one.item(find, {"domain": "10.example"})])
+    await until(lambda: next_one.engine.shards.holds(SHARD))
+    assert next_one.port.requests == []
+    lane = lane_of(next_one)
+    assert lane.slots == 0
+    provider.answer()
+    if leaving is not None:
+        await leaving
+        [said] = first.store.gateways[FIRST].open
+        assert (said.lane, said.requests, said.closed > HOUR - 60) == (LANE, 0, True), "it stands for as long as the gateway would be taken for alive"
+    await until(lambda: lane.slots == 2)
+    assert lane.closed_until - next_one.clock.monotonic() > HOUR - 60
+    assert next_one.port.requests == []
+    await until(lambda: told(first) is not None)  # and for whoever has it after that one
+    next_one.engine.hand.put_down()
+    await next_one.stop()
+    if leaving is None:
+        await first.stop()
 
 
 async def test_who_has_lost_a_shard_says_nothing_of_its_lanes(patient: ToolGatewaySettings) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from rowmill.durations import Rate
-from rowmill_contracts.shards import LaneStanding
+from rowmill_contracts.shards import LaneStanding, OpenRequests
 from rowmill_tool_gateway.lanes import Lane, ProbePolicy, Standing
+from rowmill_tool_gateway.open_requests import OpenElsewhere
 from rowmill_tool_gateway.pacing import Pace
 from rowmill_tool_gateway.standings import Standings
 
@@ -112,3 +113,41 @@ def test_what_closed_a_lane_here_closes_it_still_and_what_was_sent_before_halves
     assert (closed.share, closed.closed_until) == (0.5, 900.0)
     closed.overrun(901.0, 10.0)
     assert closed.share == 0.25
+
+
+def test_what_answers_to_requests_that_were_left_open_closed_is_told_while_it_lasts() -> None:
+    left = lane()
+    ours: set[int] = set()
+    elsewhere = OpenElsewhere(lambda: [left], ours.__contains__)
+    left.opened(0.0)
+    left.opened(0.0)
+    assert elsewhere.said(elsewhere.ours(0.0)) == []
+    left.finished(1.0)
+    left.close(0.0, 60.0)
+    elsewhere.closed(left)
+    assert elsewhere.ours(10.0) == [OpenRequests("acme/hunter", 1, 50.0)]
+    assert elsewhere.said(elsewhere.ours(10.0)) == [3], "whoever has the lane asks"
+    assert elsewhere.ours(20.0, last=True) == [OpenRequests("acme/hunter", 0, 40.0)]
+    left.finished(1.0)
+    assert elsewhere.said(elsewhere.ours(20.0)) == [3]
+    assert elsewhere.said(elsewhere.ours(30.0)) == []
+    assert not elsewhere.told
+    assert not elsewhere.news
+    assert elsewhere.ours(61.0) == []
+    left.close(70.0, 60.0)
+    elsewhere.closed(left)
+    ours.add(3)
+    assert elsewhere.ours(70.0) == [], "it is told as what is known of a lane of ours"
+
+
+def test_what_another_says_is_closed_is_closed_also_where_the_lane_has_its_first_call_later() -> None:
+    there, later = lane(), lane("later")
+    elsewhere = OpenElsewhere(lambda: [there], lambda _shard: True)
+    there.close(0.0, 100.0)
+    told = [OpenRequests("acme/hunter", 0, 60.0), OpenRequests("acme/later", 2, 60.0)]
+    assert elsewhere.heard(told, 10.0) == set()
+    elsewhere.opened_up(later, 20.0)
+    assert (there.closed_until, later.closed_until, later.elsewhere) == (100.0, 70.0, 2)
+    over = lane("later")
+    elsewhere.opened_up(over, 80.0)
+    assert over.standing == Standing()
