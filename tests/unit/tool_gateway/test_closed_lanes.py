@@ -26,7 +26,7 @@ OTHER_ORG = next(org for org in (f"org-{number}" for number in range(1000)) if s
 @pytest.fixture
 def patient(settings: ToolGatewaySettings) -> ToolGatewaySettings:
     """Calls are held until something else lets them go, and claimed as soon as they come."""
-    return settings.model_copy(update={"hand": 10.0, "claim_ahead": 60.0, "longest_closing": HOUR})
+    return settings.model_copy(update={"hand": 6.0, "claim_ahead": 60.0, "longest_closing": HOUR})
 
 
 def closing(seconds: float) -> Callable[[HttpRequest], Awaitable[HttpResponse]]:
@@ -109,7 +109,7 @@ async def test_whoever_has_a_closed_lane_next_sends_nothing_until_it_opens(
 ) -> None:
     first = Rig(patient, holder=FIRST)
     find = find_tool()
-    opens = (await closed_at(first, find, 1.0)).closed_until
+    opens = (await closed_at(first, find, 0.6)).closed_until
     await goes(first)
     next_one = second(first)
     sent: list[float] = []
