@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -66,16 +67,16 @@ class Feeders:
 
     def inputs_ended(self, input_ids: Iterable[str]) -> None:
         """Inputs were sealed or failed: their datasets can be fed."""
-        self._spawn(self._quietly(self.take(input_ids=list(input_ids))), "feeder take")
+        self._spawn(self._quietly(partial(self.take, input_ids=list(input_ids))), "feeder take")
 
     def run_stopped(self, run_id: str) -> None:
         """Feeders of the run end; a dataset that waits for its input gets one to end it."""
-        self._spawn(self._quietly(self._renew()), "feeder leases")
-        self._spawn(self._quietly(self.take(run_id=run_id)), "feeder take")
+        self._spawn(self._quietly(self._renew), "feeder leases")
+        self._spawn(self._quietly(partial(self.take, run_id=run_id)), "feeder take")
 
     def run_stood(self, run_id: str) -> None:  # noqa: ARG002 - one statement tells every feeder how its run stands
         """A run was halted or goes on."""
-        self._spawn(self._quietly(self._renew()), "feeder leases")
+        self._spawn(self._quietly(self._renew), "feeder leases")
 
     def changed(self, dataset: Dataset) -> None:
         """Newer counts of a dataset were stored."""
@@ -91,7 +92,7 @@ class Feeders:
             self._failures.pop(dataset_seq, None)
         except Exception as error:
             log.exception("feeder_failed", dataset_seq=dataset_seq, page=feeder.place.page)
-            await self._quietly(self._failed(feeder, error))
+            await self._quietly(partial(self._failed, feeder, error))
         finally:
             if self._feeders.get(dataset_seq) is feeder:
                 del self._feeders[dataset_seq]
@@ -122,14 +123,14 @@ class Feeders:
             else:
                 feeder.changed(standing.dataset, standing)
 
-    async def _repeat(self, look: Any, seconds: float) -> None:
+    async def _repeat(self, look: Callable[[], Coroutine[Any, Any, None]], seconds: float) -> None:
         while True:
-            await self._quietly(look())
+            await self._quietly(look)
             await asyncio.sleep(seconds)
 
-    async def _quietly(self, look: Coroutine[Any, Any, None]) -> None:
+    async def _quietly(self, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await look
+            await look()
         except UnavailableError as error:
             log.warning("feeder_look_failed", error=str(error))
         except Exception:  # the looks go on
