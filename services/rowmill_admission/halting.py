@@ -8,6 +8,7 @@ A resumption takes two commits: first the receipt-store is to lift the halt, and
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -27,12 +28,17 @@ from rowmill_admission.store import runs as run_store
 from rowmill_admission.store import waits as wait_store
 from rowmill_contracts.budgets import limits_of
 from rowmill_contracts.events import Control
+from rowmill_contracts.receipts import HaltRun
 from rowmill_contracts.runs import GetRun, PauseRun, ResumeRun, RunShown
 from rowmill_contracts.topology import CONTROL
 
 PAUSE: Final = "pause"
 HALTED_CALL: Final = "halted:"
 """What a body waits for that a call found its run halted begins so."""
+REMEMBERED: Final = 1000
+"""Requests to resume of which it is remembered what was decided."""
+
+_decode = msgspec.json.Decoder(HaltRun).decode
 
 
 async def halt_run(connection: Connection, run: Run, reason: str) -> list[str]:
@@ -75,6 +81,10 @@ class Halting:
         self._charges = charges
         self._settings = settings
         self._on_change = on_change
+        self._resuming: set[str] = set()
+        """Runs whose halt the receipt-store lifts, or has lifted, and which do not go on yet."""
+        self._decided: OrderedDict[str, int | None] = OrderedDict()
+        """What was decided on a request to resume, by its message: tried again, or come again, it is no later decision than a pause since."""
 
     async def pause(self, request: PauseRun) -> RunShown:
         """Halt a run until somebody resumes it; one whose retry is being prepared, as soon as it is.
@@ -86,12 +96,12 @@ class Halting:
 
         async def work(connection: Connection) -> list[str]:
             run = await run_store.lock(connection, request.run_id)
-            if run is None or run.stopped:
+            if run is None or run.stopped or (run.over and not run.retrying):
                 return []
             if run.retrying:
                 await run_store.note_halt(connection, run.run_id, PAUSE)
                 return []
-            if run.halt_reason is not None and not run.over:  # somebody may be resuming it: this is decided after that
+            if run.halt_reason is not None and await self._is_being_resumed(connection, run.run_id):
                 await owed.add(connection, await decision_on(connection, run, "halt", run.halt_reason))
                 return [run.run_id]
             return await halt_run(connection, run, PAUSE)
@@ -99,7 +109,7 @@ class Halting:
         await self._database.transact(work)
         return await self._done(request.run_id)
 
-    async def resume(self, request: ResumeRun) -> RunShown:
+    async def resume(self, request: ResumeRun, message_id: str) -> RunShown:
         """Lift the halt in the receipt-store, then publish the rows that waited. Refused where the run would stop at once again for its budget.
 
         Raises:
@@ -147,13 +157,31 @@ class Halting:
             )
             await want_advance(connection, run, "resumed")
 
-        decided = await self._database.transact(lift)
-        if isinstance(decided, str):
-            return RunShown(run=(await self._runs.shown(GetRun(run_id=request.run_id))).run, refused=decided)
-        if decided is not None:
+        if message_id in self._decided:
+            decided: int | str | None = self._decided[message_id]
+        else:
+            decided = await self._database.transact(lift)
+            if isinstance(decided, str):
+                return RunShown(run=(await self._runs.shown(GetRun(run_id=request.run_id))).run, refused=decided)
+            self._remember(message_id, decided)
+        if isinstance(decided, int):
+            number = decided
+            self._resuming.add(request.run_id)
             await self._told(request.run_id)
-            await self._database.transact(lambda connection: go_on(connection, decided))
+            await self._database.transact(lambda connection: go_on(connection, number))
+            self._resuming.discard(request.run_id)
         return await self._done(request.run_id)
+
+    async def _is_being_resumed(self, connection: Connection, run_id: str) -> bool:
+        """Whether a halted run is about to go on, as far as is known, unless it is decided now that it stays as it is."""
+        newest = await owed.newest_question(connection, run_id)
+        return run_id in self._resuming if newest is None else _decode(newest).action == "resume"
+
+    def _remember(self, message_id: str, decided: int | None) -> None:
+        if message_id:
+            self._decided[message_id] = decided
+            if len(self._decided) > REMEMBERED:
+                self._decided.popitem(last=False)
 
     async def _told(self, run_id: str) -> None:
         await self._postman.sent(

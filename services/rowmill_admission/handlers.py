@@ -116,7 +116,7 @@ class Handlers:
             case PauseRun() as request:
                 answer = await self._halting.pause(request)
             case ResumeRun() as request:
-                answer = await self._halting.resume(request)
+                answer = await self._halting.resume(request, delivery.message_id)
             case ListRuns() as request:
                 answer = await self._runs.listed(request)
             case AskOldestRun():

@@ -196,6 +196,10 @@ SELECT owed_id, lane, exchange, key, message_type, body, asked FROM owed WHERE r
 -- name: delete_owed
 DELETE FROM owed WHERE owed_id = ANY($1::bigint[])
 
+-- name: newest_question
+-- The last that the receipt-store is still to be asked of a run.
+SELECT body FROM owed WHERE run_id = $1 AND asked ORDER BY owed_id DESC LIMIT 1
+
 -- name: give_up_owed
 -- A question that died of a run.
 DELETE FROM owed WHERE run_id = $1 AND asked AND body = $2 RETURNING owed_id

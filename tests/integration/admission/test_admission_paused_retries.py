@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import asyncpg
 import pytest
+from structlog.testing import capture_logs
 from tests.integration.admission.admission_neighbours import Neighbours, new_run_id, rows
 from tests.integration.admission.played_retries import FAILED, ended, failing, prepared_in_vain, sent
 
@@ -111,6 +112,35 @@ async def test_a_pause_that_comes_while_a_resumption_waits_for_the_receipt_store
         neighbours.receipts_away = False
         await asyncio.gather(resuming, pausing)
         assert max(halts(neighbours, run_id), key=lambda halt: halt.decision).action == "halt"
+        assert (await shown_waiting(neighbours, run_id, "pause")).state == "waiting"
+    finally:
+        neighbours.receipts_away = False
+        await app.stop()
+
+
+async def test_a_resumption_that_is_tried_again_is_no_later_decision_than_a_pause_since(neighbours: Neighbours, settings: AdmissionSettings) -> None:
+    """Each is tried again for as long as the receipt-store is away."""
+    run_id = new_run_id()
+    neighbours.work = lambda _: []
+    app = App(settings.model_copy(update={"ask_again": 0.5, "halt_timeout": 0.1}))
+    await app.start()
+    try:
+        await neighbours.start(run_id, rows=rows(5))
+        await neighbours.until(lambda: len(neighbours.sent(run_id)) == 5)
+        neighbours.receipts_away = True
+        with capture_logs() as logs:
+            resuming = asyncio.ensure_future(neighbours.bus.ask(ResumeRun(run_id=run_id, budget=Decimal(5)), ADMISSION_ASKS, RunShown))
+            await neighbours.until(lambda: halts(neighbours, run_id))
+            pausing = asyncio.ensure_future(neighbours.bus.ask(PauseRun(run_id=run_id), ADMISSION_ASKS, RunShown))
+            await halt_owed(settings, run_id)
+            async with asyncio.timeout(20):
+                while sum(log["event"] == "handler_waits" and log["outages"] == 3 for log in logs) < 2:
+                    await asyncio.sleep(0.02)
+        neighbours.receipts_away = False
+        await asyncio.gather(resuming, pausing)
+        decided = {halt.decision: halt.action for halt in halts(neighbours, run_id)}
+        resumption, *since = (decided[number] for number in sorted(decided))
+        assert (resumption, set(since)) == ("resume", {"halt"})
         assert (await shown_waiting(neighbours, run_id, "pause")).state == "waiting"
     finally:
         neighbours.receipts_away = False
