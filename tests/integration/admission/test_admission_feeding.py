@@ -74,7 +74,7 @@ async def test_a_row_without_key_fails_the_dataset_before_its_page_is_sent(neigh
     assert run is not None
     assert run.error is not None
     assert run.error.code == "key_part_missing"
-    assert "row 230" in run.error.message
+    assert "row 231 of the input" in run.error.message
     assert "'domain'" in run.error.message
     assert {row.page for row in neighbours.sent(run_id)} <= {0}
     assert run.counts.completed == run.counts.admitted
