@@ -209,32 +209,34 @@ class Hand:
         """These calls wait elsewhere. ``failure``: why the provider keeps them waiting; with it, a call that waits for too long fails.
 
         Too long is what its tool allows in all (SPEC 4.4), or, of a provider that does not serve, what the call itself allows (a leg of a
-        waterfall, SPEC 1.3). Waiting for one's turn at a provider that serves, or for our own services, is no reason to give a leg up.
+        waterfall, SPEC 1.3). Waiting for one's turn, also at a provider that is closed for a moment, or for our own services, is no reason to give a
+        leg up.
 
         Of a provider that has not served for long nobody knows when it will. One call is asked for again as soon as the lane opens, to find out, and
         others after it, ever more seldom; the rest wait until they are called back, and for ``longest_wait`` at most.
         """
-        now = self._clock.now()
-        unserved = flight.lane.unavailable_for(self._clock.monotonic())
+        now, lane = self._clock.now(), flight.lane
+        unserved, closed = lane.unavailable_for(self._clock.monotonic()), lane.closed_for(self._clock.monotonic())
         given_up: list[tuple[Call, ToolFailure]] = []
         for call in list(calls):
-            waited = now - (call.item.asked or now)
-            left = flight.tool.tool.max_wait - waited
-            if unserved is not None and call.item.max_wait is not None:
-                left = min(left, call.item.max_wait - min(waited, unserved))
             if failure is None:
                 self._answer(call, "deferred", flight, wait_ms=math.ceil(wait * 1000), reason=reason)
-            elif wait > left:
+                continue
+            waited = now - (call.item.asked or now)
+            left = leg = flight.tool.tool.max_wait - waited
+            if unserved is not None and call.item.max_wait is not None:
+                leg = min(left, call.item.max_wait - min(waited, unserved))
+            if wait > left or closed > leg:
                 why = msgspec.structs.replace(failure, code="provider_unavailable", category="unavailable", retryable=False)
                 given_up.append((call, why))
-            else:
-                wait_for = wait
-                if unserved is not None and unserved > self._hold:
-                    scouts = flight.lane.takes_scout(self._clock.monotonic(), self._scout_after, min(self._longest_wait, left))
-                    wait_for = min(wait + self._longest_wait, left) if scouts is None else scouts
-                    flight.lane.kept_waiting |= wait_for > self._hold
-                away, provider = unserved is not None, flight.tool.provider
-                self._answer(call, "deferred", flight, wait_ms=math.ceil(wait_for * 1000), reason=reason, provider=provider, away=away)
+                continue
+            wait_for = min(wait, max(leg, self._scout_after))  # its turn may come later than it would be given up
+            if unserved is not None and unserved > self._hold:
+                scouts = lane.takes_scout(self._clock.monotonic(), self._scout_after, min(self._longest_wait, leg))
+                wait_for = min(wait + self._longest_wait, leg) if scouts is None else scouts
+                lane.kept_waiting |= wait_for > self._hold
+            away, provider = unserved is not None, flight.tool.provider
+            self._answer(call, "deferred", flight, wait_ms=math.ceil(wait_for * 1000), reason=reason, provider=provider, away=away)
         self._give_up(flight, given_up)
         flight.calls = [call for call in flight.calls if call.flight is flight and not call.answered]
         if not flight.calls and flight.stage not in {Stage.SENT, Stage.STORING}:

@@ -171,6 +171,10 @@ class Lane:
         self._scout_at = scout_at
         return scout_at - now
 
+    def closed_for(self, now: float) -> float:
+        """Seconds until the lane opens; 0 while it is open."""
+        return max(0.0, self.closed_until - now)
+
     def unavailable_for(self, now: float) -> float | None:
         """Seconds for which the provider has not served; None while it does."""
         return None if self.unavailable_since is None else now - self.unavailable_since

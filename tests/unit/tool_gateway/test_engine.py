@@ -222,6 +222,19 @@ async def test_a_leg_of_a_waterfall_waits_for_its_turn_at_a_provider_that_serves
     assert {outcome.outcome for outcome in outcomes} == {"completed", "deferred"}
 
 
+async def test_a_leg_of_a_waterfall_waits_for_its_turn_at_a_provider_that_is_closed_for_a_moment(rig: Rig) -> None:
+    """However many stand before it: one refusal must not send hundreds of calls to the next provider, which may cost more."""
+    find = find_tool(rate="1/s")
+    rig.port.script = answering({}, status=429, Retry_After="2")
+    now = rig.clock.now()
+    await rig.ask([rig.item(find, {"domain": "first.example"}, asked=now, max_wait=60.0)])
+    outcomes = await rig.ask([rig.item(find, {"domain": f"d{n}.example"}, asked=now, max_wait=60.0) for n in range(200)])
+    assert {outcome.outcome for outcome in outcomes} == {"deferred"}
+    waits = [outcome.wait_ms / 1000 for outcome in outcomes]
+    assert max(waits) <= 60.0, "and is asked for again when it is to be given up, should the provider not serve by then"
+    assert sum(wait > 50.0 for wait in waits) > 100
+
+
 async def test_an_unknown_tool_fails_and_names_the_known_ones(rig: Rig) -> None:
     item = rig.item(find_tool(), {"domain": "a.example"})
     [outcome] = await rig.ask([msgspec.structs.replace(item, tool="hunter.nothing")])
