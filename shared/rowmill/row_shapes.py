@@ -190,12 +190,18 @@ def _get(view: Any, name: str, default: Any = None) -> Any:
 
 
 def _getattr(view: Any, name: str) -> Any:
-    open_row, reads, _ = _parts(view)
+    """A value that the model took beside its fields. Other columns are no attributes: which there are depends on the dataset, not on the model."""
+    open_row, reads, overlay = _parts(view)
     extra = open_row.instance.__pydantic_extra__ if open_row.instance is not None else None
     if extra is not None and name in extra:
         reads.names.add(name)
         return extra[name]
-    return BaseModel.__getattr__(view, name)  # type: ignore[attr-defined] # pydantic hides it from type checkers
+    try:
+        return BaseModel.__getattr__(view, name)  # type: ignore[attr-defined] # pydantic hides it from type checkers
+    except AttributeError as error:
+        if name in overlay or name in open_row.names():
+            raise AttributeError(f"{type(view).__name__} has no field {name!r}, but the row has such a column: write row[{name!r}]") from error
+        raise
 
 
 def _read_only(*_: Any) -> None:

@@ -86,6 +86,12 @@ class Row(Mapping[str, Any]):
         self._reads.names.add(name)
         return self._open.lookup(name)
 
+    def __getattr__(self, name: str) -> Any:
+        """Always fails; says how to read the column of that name."""
+        if not name.startswith("_") and (name in self._overlay or name in self._open.names()):
+            raise AttributeError(f"a row without a row model has no attributes: write row[{name!r}], or give the dataset row=")
+        raise AttributeError(f"a row has no attribute {name!r}")
+
     def get(self, name: str, default: Any = None) -> Any:
         return self[name] if name in self else default  # noqa: SIM401 - this is the get
 

@@ -198,13 +198,28 @@ def test_a_row_with_a_model_cannot_be_changed() -> None:
         del row.domain
 
 
-def test_an_attribute_that_the_model_lacks_is_missing_as_usual() -> None:
+def test_a_column_that_is_no_field_of_the_model_is_no_attribute_and_the_error_says_how_it_is_read() -> None:
     row, _, opened = model_row()
     opened.put("contact", "x")
-    for name in ("country", "contact", "nothing"):
-        with pytest.raises(AttributeError):
+    for name in ("country", "contact"):
+        with pytest.raises(AttributeError, match=rf"Lead has no field '{name}', but the row has such a column: write row\['{name}'\]"):
             getattr(row, name)
-    assert row["contact"] == "x"
+    with pytest.raises(AttributeError, match="'Lead' object has no attribute 'nothing'"):
+        row.nothing  # noqa: B018 - reading it is the test
+    assert (row["contact"], row["country"]) == ("x", "FR")
+
+
+def test_a_row_without_a_model_says_how_its_columns_are_read() -> None:
+    row, reads, opened = plain_row()
+    opened.put("contact", "x")
+    for name, seen in (("domain", row), ("contact", row), ("leg", with_outputs(row, {"leg": 1}))):
+        with pytest.raises(AttributeError, match=rf"a row without a row model has no attributes: write row\['{name}'\]"):
+            getattr(seen, name)
+    with pytest.raises(AttributeError, match="a row has no attribute 'nothing'"):
+        row.nothing  # noqa: B018 - reading it is the test
+    assert reads.columns == []
+    with pytest.raises(AttributeError):
+        object.__new__(type(row)).domain  # noqa: B018 - as whoever copies it without its parts would
 
 
 def test_an_output_named_like_a_field_wins_by_name_and_by_attribute() -> None:
