@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,7 @@ class Handle(ABC):
 
     @abstractmethod
     async def count(self) -> int:
-        """How many rows there are."""
+        """How many rows there are, failed and duplicate ones included."""
 
     @abstractmethod
     async def peek(self, n: int = 5) -> list[dict[str, Any]]:
@@ -60,6 +60,10 @@ class Handle(ABC):
     @abstractmethod
     def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         """Every row, a page in memory at a time."""
+
+    def __iter__(self) -> NoReturn:
+        """Refused: rows are fetched, and so must be awaited."""
+        raise TypeError(f"{self!r} is read in async code: `async for row in handle`, or `rows = await handle.materialize()`")
 
     @abstractmethod
     async def to_arrow(self, limit: int | None = None) -> pa.Table:

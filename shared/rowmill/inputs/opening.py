@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rowmill.errors import InputError
+from rowmill.handles import Handle
 from rowmill.inputs.csv_source import CsvSource
 from rowmill.inputs.jsonl_source import JsonLinesSource
 from rowmill.inputs.memory_source import IteratorSource, ListSource
@@ -43,7 +44,7 @@ def open_source(
         return StreamSource(source)
     if isinstance(source, Sequence) and not isinstance(source, (bytes, bytearray, memoryview)):
         return ListSource(source)
-    if isinstance(source, Iterable) and not isinstance(source, (Mapping, bytes, bytearray, memoryview)):
+    if isinstance(source, Iterable) and not isinstance(source, (Mapping, bytes, bytearray, memoryview, Handle)):
         return IteratorSource(source)
     raise InputError(
         f"cannot read rows from a {type(source).__name__}; give a path ({_ENDINGS}), a list or iterator of rows, "

@@ -10,8 +10,9 @@ import polars as pl
 import pytest
 
 from rowmill.encoding.values import decode_value, encode_value
-from rowmill.errors import UsageError, ValueNotStorable
+from rowmill.errors import InputError, UsageError, ValueNotStorable
 from rowmill.handles import Handle
+from rowmill.inputs import open_source
 from rowmill.paged_handle import PagedHandle
 from rowmill.tool_results import ToolResult
 
@@ -54,6 +55,16 @@ async def test_iteration_reads_a_page_at_a_time() -> None:
         assert len(pages.read) == len(seen) // 1000 + (len(seen) % 1000 > 0)
     assert seen == list(range(2500))
     assert pages.read == [(0, 1000), (1, 1000), (2, 1000)]
+
+
+def test_reading_in_a_plain_loop_is_refused_with_what_to_write() -> None:
+    found, pages = handle(NUMBERS)
+    for read in (list, iter, lambda rows: next(row for row in rows)):
+        with pytest.raises(TypeError, match=r"`async for row in handle`, or `rows = await handle\.materialize\(\)`"):
+            read(found)
+    with pytest.raises(InputError, match="cannot read rows from a PagedHandle"):
+        open_source(found)
+    assert pages.read == []
 
 
 @pytest.mark.parametrize(("limit", "pages_read"), [(5, [(0, 5)]), (1000, [(0, 1000)]), (1500, [(0, 1000), (1, 1000)]), (0, [])])
