@@ -287,7 +287,11 @@ def _counts_of(records: Iterable[asyncpg.Record]) -> dict[DatasetId, DatasetCoun
 
 
 def _problem_text(problem: Problem | None) -> str | None:
-    return _encode(problem).decode() if problem is not None else None
+    """Statements look into it, ours and those of people, which Postgres refuses where a word of an author's or a provider's holds a NUL."""
+    if problem is None:
+        return None
+    readable = msgspec.structs.replace(problem, code=problem.code.replace("\x00", "\\x00"), message=problem.message.replace("\x00", "\\x00"))
+    return _encode(readable).decode()
 
 
 def _problem_of(text: str | None) -> Problem | None:

@@ -101,6 +101,21 @@ async def test_a_row_that_was_to_be_worked_again_and_was_not_stands_as_it_stood_
     assert (bob.mark, bob.error) == ("failed", unworked)
 
 
+async def test_a_row_whose_error_holds_what_the_database_cannot_read_is_settled_again_with_those_beside_it(
+    new_run: NewRun, neighbours: Neighbours
+) -> None:
+    """A tool's error may say anything, a NUL among it."""
+    run = new_run()
+    await run.look_up([ANN, BOB])
+    said = Problem(code="no\x00luck", message="with\x00ann", tool="crm.find")
+    for attempt in (1, 2):
+        await run.settle(run.failed(ANN, 0, attempt=attempt, error=said), run.completed(BOB, 1, attempt=attempt))
+        await neighbours.until_counts(run, failed=1, completed=1)
+        await neighbours.until(lambda: len([counts for counts in neighbours.committed if counts.run_id == run.run_id]) >= attempt)  # noqa: B023
+        [ann, bob] = await run.read_all()
+        assert (ann.attempt, ann.error, bob.mark) == (attempt, replace(said, code="no\\x00luck", message="with\\x00ann"), "completed")
+
+
 async def test_what_comes_late_from_an_earlier_attempt_changes_nothing(new_run: NewRun, neighbours: Neighbours) -> None:
     run = new_run()
     await run.look_up([ANN])
