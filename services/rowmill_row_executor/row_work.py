@@ -98,6 +98,7 @@ class RowWork:
         self._budget = budget or RunBudget()
         self._persisted = frozenset(program.persisted)
         self._logged: set[str] = set()
+        self._hidden: frozenset[str] = frozenset()
 
     async def work(self, task: RowTask, time: RowTime | None = None) -> SettledRow:
         """Run the columns over one row. Once its ``time`` is over and its task is cancelled, the column that it is at has failed.
@@ -113,12 +114,20 @@ class RowWork:
         try:
             values = self._values_of(task)
             shadows = not self._persisted.isdisjoint(values)
+            if shadows:
+                self._tell_hidden(self._persisted.intersection(values))
             await self._run_columns(task, values, worked, time)
             settled = self._settled(task, worked, shadows=shadows)
             _check_size(task, settled, worked)
         except RowFailure as failure:
             return self._failed(task, worked, failure, shadows=shadows)
         return settled
+
+    def _tell_hidden(self, columns: frozenset[str]) -> None:
+        """Once for each set of input columns whose values no one will see, since columns that are computed have their names."""
+        if not columns <= self._hidden:
+            self._hidden |= columns
+            log.warning("input_columns_hidden", dataset=self.program.key, columns=sorted(columns))
 
     def _values_of(self, task: RowTask) -> dict[str, Any]:
         text = bytes(task.data)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from pydantic import BaseModel
+from structlog.testing import capture_logs
 from tests.unit.row_executor.leads import RUN, Tools, dataset, found, meta, settled
 
 from rowmill import RowContext, column
@@ -75,8 +76,12 @@ async def test_columns_with_an_underscore_are_not_kept(bench: Any) -> None:
 
 
 async def test_an_output_named_like_an_input_column_is_said(bench: Any) -> None:
-    await bench.run_rows(dataset(n=lambda row: 1).program(), [{"n": 3}, {"m": 3}])
-    assert [row.shadows for row in settled(bench)] == [True, False]
+    with capture_logs() as logs:
+        await bench.run_rows(dataset(n=lambda row: 1, _n=lambda row: 1).program(), [{"n": 3, "_n": 4}, {"n": 4}, {"m": 3}])
+    assert [row.shadows for row in settled(bench)] == [True, True, False]
+    assert [entry for entry in logs if entry["event"] == "input_columns_hidden"] == [
+        {"event": "input_columns_hidden", "log_level": "warning", "dataset": "leads", "columns": ["n"]}
+    ]
 
 
 async def test_a_value_that_json_cannot_carry_fails_its_row_naming_the_column(bench: Any) -> None:
