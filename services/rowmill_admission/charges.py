@@ -4,8 +4,10 @@ does not answer.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import msgspec
 import structlog
@@ -24,6 +26,23 @@ from rowmill_contracts.topology import RECEIPTS_SETTLE
 log = structlog.get_logger()
 
 
+MOST_RUNS: Final = 1000
+"""In one question."""
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    """Runs that are asked for together. ``told``, or why not; neither before it was asked."""
+
+    run_ids: set[str] = field(default_factory=set)
+    told: Mapping[str, RunCharges] | None = None
+    error: Exception | None = None
+
+    @property
+    def asked(self) -> bool:
+        return self.told is not None or self.error is not None
+
+
 class Charges:
     """One per process."""
 
@@ -34,6 +53,8 @@ class Charges:
         self._settings = settings
         self._silent = False
         self._silent_until = 0.0
+        self._next = _Question()
+        self._one_at_a_time = asyncio.Lock()
 
     async def learn(self, run_ids: Sequence[str], *, within: float | None = None) -> dict[str, RunCharges]:
         """What these runs, at most a thousand, were charged by now. ``within``: seconds (default: as long as any question waits).
@@ -66,6 +87,28 @@ class Charges:
         self._silent, self._silent_until = False, 0.0
         return told
 
+    async def _learn_with_others(self, run_id: str) -> RunCharges:
+        """What the run was charged. Whoever comes while a question is under way shares the next one: while the receipt-store is away, each of the
+        many runs that end would leave questions of its own in the queue of the leases.
+        """
+        if len(self._next.run_ids) >= MOST_RUNS:
+            self._next = _Question()
+        question = self._next
+        question.run_ids.add(run_id)
+        async with self._one_at_a_time:
+            if not question.asked:
+                self._next = _Question() if question is self._next else self._next
+                try:
+                    question.told = await self.learn(sorted(question.run_ids))
+                except (UnavailableError, AskDied, MalformedMessage) as error:
+                    question.error = error
+                except BaseException:
+                    question.error = UnavailableError("whoever asked for the charges was stopped")
+                    raise
+        if question.told is None:
+            raise question.error or UnavailableError("the charges were not told")
+        return question.told[run_id]
+
     async def booked(self, event: RunEvent) -> RunEvent:
         """An event that says how a run ended, or that it waits for a person, with what the run was charged by now. It is told late rather than with
         less: the run itself does not wait. Told twice, it may say more the second time. Other events say what was last heard.
@@ -77,7 +120,7 @@ class Charges:
         if event.state not in OVER and (event.state != "waiting" or (event.waiting_for or "").startswith("dataset:")):
             return event
         try:
-            told = (await self.learn([event.run_id]))[event.run_id]
+            told = await self._learn_with_others(event.run_id)
         except (AskDied, MalformedMessage) as error:
             log.warning("charges_not_told", run_id=event.run_id, error=str(error))
             return event
