@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
+from rowmill import registry
 from rowmill.cli.main import app
+from rowmill.client.running import MemoryPages
+from rowmill.paged_handle import PagedHandle
 from rowmill.project import Project
+from rowmill.row_shapes import shape_of
+from rowmill.row_views import OpenRow, ReadSet
+from rowmill.tools import tool_of
+from rowmill_tool_gateway.failures import BY_STATUS, Observation, rule_for
+from rowmill_tool_gateway.results import Result, read_answer
+from rowmill_tool_gateway.toolbox import Toolbox
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -138,6 +152,66 @@ def test_the_readmes_plays_load(tmp_path: Path) -> None:
     for project in projects:
         listed = subprocess.run([sys.executable, "-m", "rowmill", "plays", "list"], cwd=project, capture_output=True, text=True, check=False)
         assert listed.returncode == 0, listed.stderr
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
+    """Loads one of the README's files, by its name, from the project that it is in."""
+    projects = python_files(tmp_path)
+
+    def loaded(name: str) -> Any:
+        [file] = [project / name for project in projects if (project / name).exists()]
+        spec = importlib.util.spec_from_file_location(f"readme_{file.stem}", file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    with registry.isolated():
+        yield loaded
+
+
+def test_the_readmes_column_reads_its_row_in_both_ways(load: Callable[[str], Any]) -> None:
+    class Lead(BaseModel):
+        domain: str
+        name: str | None = None
+
+    row = OpenRow({"domain": "a.example", "name": "Ann"}, shape_of(Lead))
+    row.put("contact", "ann@a.example")
+    assert load("greeting.py").greeting(row.view(ReadSet())) == "Dear Ann, is ann@a.example still yours?"
+
+
+def test_the_readmes_reading_of_rows_works(load: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"domain": "a.example", "contact": "a@a.example"}, {"domain": "b.example"}]
+    load("reading.py").after(PagedHandle("run", "leads", MemoryPages(rows)))
+    assert capsys.readouterr().out.splitlines() == [f"2 rows: {rows}", "a.example a@a.example", "b.example None", "2"]
+
+
+def test_what_calls_cost_in_the_readme_is_what_they_are_charged(load: Callable[[str], Any]) -> None:
+    priced = load("priced.py")
+    tool = tool_of(priced.Summarise)
+    prepared = Toolbox(lambda _: None, find=lambda _: tool).find(tool.id)  # type: ignore[arg-type,return-value]
+    assert prepared is not None
+    assert prepared.cost_of(b'{"text": "' + b"x" * 100 + b'"}') == Decimal("0.002")
+    found, nothing = read_answer(tool, 200, b'{"summary": "x", "tokens": 7}', 1000), read_answer(tool, 404, b"", 1000)
+    assert isinstance(found, Result)
+    assert isinstance(nothing, Result)
+    assert (found.no_result, found.cost) == (False, Decimal("0.00014"))
+    assert (nothing.no_result, nothing.cost) == (True, Decimal(0))
+
+
+def test_the_readmes_table_of_charges_is_the_gateways() -> None:
+    """Each status that it names is charged as the gateway does it, and none that has a rule of its own is missing."""
+    table = README.read_text("utf-8").partition("| how a call ends | charged |")[2].partition("\n\n")[0]
+    told: dict[int, bool] = {}
+    for line in table.splitlines()[2:]:
+        ends, charged = [part.strip() for part in line.split("|")[1:3]]
+        assert charged == "nothing" or charged.startswith("the cost")
+        if not ends.startswith("2xx"):
+            told |= {int(status.replace("x", "9")): charged != "nothing" for status in re.findall(r"\b[1-5](?:\d\d|xx)\b", ends)}
+    assert told == {status: rule_for(Observation("answered", "", status=status)).charged for status in told}
+    assert told.keys() >= {*BY_STATUS, 399, 400, 404, 499, 500, 503, 599}
 
 
 def test_the_readmes_python_is_typed(tmp_path: Path) -> None:
