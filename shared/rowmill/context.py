@@ -185,7 +185,7 @@ class Calling(ABC):
 
         ``id`` names the call in its row or body (default: the tool's id); two calls at once under one id are refused. ``force``: not from a
         receipt older than this run. ``stale_after``: accept receipts that are no older (default: of any age). ``timeout``: of the request,
-        from dispatch. ``wait``: how long to wait for an equal call that another run has in hand.
+        from dispatch. ``wait``: how long to wait for a provider that does not serve (default: the tool's ``max_wait``; in a leg of a waterfall 60 s).
 
         Raises `InputInvalid` for an input that does not fit, `UnknownName` for an id that no tool has, `ToolFailed` where the call failed
         for good. Suspension passes through as a ``BaseException``: do not catch those.
