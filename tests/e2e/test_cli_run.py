@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Self
 
 import pytest
 from tests.e2e.stage import BOUND, Books, ProviderProcess, Stage, contact_of, leads, make_project, provider_environment, read_csv, score_of, write_csv
@@ -114,6 +119,69 @@ def test_a_run_that_fails_of_an_empty_key_names_its_row_and_leaves_the_former_ou
     assert not (tmp_path / "new.csv").exists()
 
 
+def test_a_run_is_waited_for_over_an_outage_and_whoever_leaves_it_is_told_how_to_come_back(system: Stage, word: str, tmp_path: Path) -> None:
+    rows = leads(20, word)
+    source, gone = write_csv(tmp_path / "mine.csv", rows), tmp_path / "gone"
+    gone.mkdir()
+    system.provider.control(hold=True)  # no run ends before the outage
+
+    with ExitStack() as stack:
+        following = stack.enter_context(Typed(system, "run", "leads", "--csv", str(source), "--out", str(tmp_path / "enriched.csv")))
+        leaving = stack.enter_context(Typed(system, "run", "leads", "--csv", str(source), "--run-id", f"named-{word}"))
+        failing = stack.enter_context(Typed(system, "run", "leads", "--csv", str(source), "--out", str(gone / "enriched.csv")))
+        for typed in (following, leaving, failing):
+            typed.said("; run ")
+        system.kill9("admission")
+        for typed in (following, leaving, failing):
+            typed.said("no answer from the services for ")
+
+        leaving.process.send_signal(signal.SIGINT)
+        assert leaving.process.wait(BOUND) == 130
+        assert f"interrupted. The run named-{word} is stored as far as it got; nothing paid for is lost. The same command goes on" in leaving.words()
+
+        gone.rmdir()
+        system.restart("admission")
+        system.provider.control(hold=False)
+        assert following.process.wait(BOUND) == 0, following.words()
+        assert following.words().count("no answer from the services for ") == following.words().count("the services answer again, after ")
+        assert [row["domain"] for row in read_csv(tmp_path / "enriched.csv")] == [row["domain"] for row in rows]
+
+        assert failing.process.wait(BOUND) == 1
+        run_id = failing.words().partition("; run ")[2].split()[0]
+        assert f"The run {run_id} is stored as far as it got; nothing paid for is lost. The same command with `--run-id {run_id}`" in failing.words()
+        assert str(gone) in failing.words()
+
+
+class Typed:
+    """A `rowmill` command that is under way."""
+
+    def __init__(self, system: Stage, *arguments: str) -> None:
+        self._stderr = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed at exit
+        environment = {**os.environ, **system.environment}
+        command = [sys.executable, "-m", "rowmill", *arguments]
+        self.process = subprocess.Popen(command, cwd=system.project, env=environment, stdout=subprocess.DEVNULL, stderr=self._stderr)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._stderr.close()
+
+    def words(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read().decode()
+
+    def said(self, words: str) -> None:
+        """Return once it has said that."""
+        deadline = time.monotonic() + BOUND
+        while words not in self.words():
+            assert self.process.poll() is None, self.words()
+            assert time.monotonic() < deadline, self.words()
+            time.sleep(0.05)
+
+
 def test_a_limit_works_the_first_rows_only(system: Stage, word: str, tmp_path: Path) -> None:
     rows = leads(300, word)
     source, out = write_csv(tmp_path / "mine.csv", rows), tmp_path / "enriched.jsonl"
@@ -198,7 +266,7 @@ def test_in_a_fresh_folder_a_private_set_is_started_for_the_command_and_kept_for
             command = [sys.executable, "-m", "rowmill", *arguments]
             return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=BOUND, check=False)
 
-        request.addfinalizer(lambda: rowmill("dev", "reset"))
+        request.addfinalizer(lambda: rowmill("dev", "reset", "--yes"))
         nothing = rowmill("runs", "list")
         assert nothing.returncode == 1
         assert "`rowmill up` starts servers and services" in nothing.stderr

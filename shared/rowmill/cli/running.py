@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from rowmill.cli.connecting import LAG_SECONDS, broker_url
 from rowmill.cli.progress import Progress, shown
 from rowmill.client.client import Client, divided_input
 from rowmill.client.jobs import Job
-from rowmill.client.reading import SheetReader
 from rowmill.dev.working_set import missing_services, working_set
 from rowmill.errors import UnavailableError
 from rowmill.handles import Handle, HandleReference
@@ -75,33 +75,49 @@ async def _detached(broker_url: str, request: RunRequest) -> RunStatus:
 
 
 async def _followed(broker_url: str, request: RunRequest) -> RunStatus:
-    async with Client(broker_url, row_events=False) as client:
+    async with Client(broker_url, row_events=False, report=_say) as client:
+        started = time.monotonic()
         with Progress() as progress:
-            started = time.monotonic()
             job = await client.start(request.play, input=request.given, on_staged=progress.staged, **request.options)
             progress.run_started(job.run_id)
-            summary = await _until_over(job, progress)
-        if summary is None:
-            _say(
-                f"interrupted. The run {job.run_id} is stored as far as it got; nothing paid for is lost. "
-                f"Start the same command again, or let it go on with `rowmill up`"
-            )
+        try:
+            status = await _unless_interrupted(_to_its_end(job, progress, request, started))
+        except Exception:  # whatever it is, the run is stored, which who reads of the error has to know
+            _say(_stored(job.run_id, request))
+            raise
+        if status is None:
+            _say(f"interrupted. {_stored(job.run_id, request)}")
             return RunStatus(interrupted=True)
-        if summary.state == "waiting":
-            _say(_waiting(summary))
-            print(shown(summary, time.monotonic() - started, None, None, as_json=request.as_json))
-            return RunStatus()
-        written = None if request.out is None else await _write(client, summary, request)
-        status = RunStatus(completed=summary.state == "completed", failed_rows=summary.counts.failed)
-        print(shown(summary, time.monotonic() - started, None if written is None else request.out, written, as_json=request.as_json))
         return status
 
 
-async def _until_over(job: Job, progress: Progress) -> RunSummary | None:
-    """The run's end, or None when the person pressed Ctrl-C."""
+async def _to_its_end(job: Job, progress: Progress, request: RunRequest, started: float) -> RunStatus:
+    with progress:
+        summary = await _follow(job, progress)
+    if summary.state == "waiting":
+        _say(_waiting(summary))
+        print(shown(summary, time.monotonic() - started, None, None, as_json=request.as_json))
+        return RunStatus()
+    written = None if request.out is None else await _write(job, summary, request)
+    print(shown(summary, time.monotonic() - started, None if written is None else request.out, written, as_json=request.as_json))
+    return RunStatus(completed=summary.state == "completed", failed_rows=summary.counts.failed)
+
+
+def _stored(run_id: str, request: RunRequest) -> str:
+    """What became of a run that its command leaves, and how to come back to it."""
+    named = "" if request.options.get("run_id") else f" with `--run-id {run_id}`"
+    fetches = "waits for its end and writes its rows" if request.out is not None else "waits for its end"
+    return (
+        f"The run {run_id} is stored as far as it got; nothing paid for is lost. The same command{named} goes on with it, {fetches}; "
+        f"`rowmill up` lets it go on without you"
+    )
+
+
+async def _unless_interrupted(work: Coroutine[Any, Any, RunStatus]) -> RunStatus | None:
+    """What comes of the work, or None when the person pressed Ctrl-C."""
     interrupted = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
-    following = asyncio.ensure_future(_follow(job, progress))
+    following = asyncio.ensure_future(work)
     waiting = asyncio.ensure_future(interrupted.wait())
     try:
         both: list[asyncio.Future[Any]] = [following, waiting]
@@ -150,7 +166,7 @@ def _waiting(summary: RunSummary) -> str:
     )
 
 
-async def _write(client: Client, summary: RunSummary, request: RunRequest) -> int | None:
+async def _write(job: Job, summary: RunSummary, request: RunRequest) -> int | None:
     """Write the rows of the run's main dataset to the output file; returns how many. None: nothing came of the run, and the file stays as it was."""
     dataset = _main_dataset(summary)
     path = request.out
@@ -158,8 +174,7 @@ async def _write(client: Client, summary: RunSummary, request: RunRequest) -> in
         _say("the run has no dataset, so there are no rows to write")
         return None
     inputs = next((source.columns for source in request.given.values() if hasattr(source, "encoded_pages")), None)
-    reader = SheetReader(client.bus)
-    rows = (row async for row in reader.rows(summary.run_id, dataset.dataset) if row.mark != "skipped")
+    rows = (row async for row in job.patient_reader.rows(summary.run_id, dataset.dataset) if row.mark != "skipped")
     row = await anext(rows, None)
     if row is None and summary.state != "completed":
         _say(f"the run has no rows, so {path} {'stays as it was' if path.exists() else 'is not written'}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rowmill.budgets import BudgetLike, budget_of
 from rowmill.client.jobs import Event, Job
+from rowmill.client.patience import Report
 from rowmill.client.staging import Staged, stage
 from rowmill.encoding.values import encode_value
 from rowmill.errors import UsageError
@@ -33,13 +34,15 @@ class Client:
     """A connection to rowmill's services. Use ``async with Client() as client``.
 
     The broker's address comes from ``broker_url``, else ``ROWMILL_BROKER_URL``, else the `rowmill.toml` of this folder or one above. With
-    ``row_events`` false, jobs hear of runs and datasets only, not of rows.
+    ``row_events`` false, jobs hear of runs and datasets only, not of rows. ``report`` is told in a line when nobody answers a job that is waited
+    for, and when somebody does again.
     """
 
-    def __init__(self, broker_url: str | None = None, *, row_events: bool = True) -> None:
+    def __init__(self, broker_url: str | None = None, *, row_events: bool = True, report: Report | None = None) -> None:
         found = broker_url or Project.find(Path.cwd()).settings.broker
         self.bus = Bus(ServiceSettings(broker_url=found) if found else ServiceSettings(), service="client")
         self._row_events = row_events
+        self._report = report
         self._jobs: dict[str, Job] = {}
         self._heard_plays: set[str] = set()
 
@@ -102,7 +105,7 @@ class Client:
 
     async def job(self, run_id: str) -> Job:
         """A run that was started elsewhere or earlier; its events are heard from now on."""
-        job = Job(self.bus, run_id)
+        job = Job(self.bus, run_id, self._report)
         summary = await job.status()
         if summary is not None:
             return await self._attend(summary.play, run_id)
@@ -113,7 +116,7 @@ class Client:
         return (await self.bus.ask(ListRuns(play=play, limit=limit), ADMISSION_ASKS, RunsListed)).runs
 
     async def _attend(self, play: str, run_id: str) -> Job:
-        job = self._jobs.setdefault(run_id, Job(self.bus, run_id))
+        job = self._jobs.setdefault(run_id, Job(self.bus, run_id, self._report))
         if play not in self._heard_plays:
             self._heard_plays.add(play)
             keys = [f"run.*.{play}", f"dataset.*.{play}.*"]

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rowmill.budgets import BudgetLike, budget_of
+from rowmill.client.patience import Patience, Report
 from rowmill.client.reading import SheetReader
 from rowmill.encoding.values import decode_value
 from rowmill.errors import RunFailed, UsageError
@@ -67,11 +68,18 @@ class RunResult:
 
 
 class Job:
-    """A started run. Made by `Client.start` and `Client.job`."""
+    """A started run. Made by `Client.start` and `Client.job`.
 
-    def __init__(self, bus: Bus, run_id: str) -> None:
+    `events`, `wait` and `result` outlast an outage of the services, the broker or the database, however long it is: bound them with
+    ``asyncio.timeout`` where you must. Whatever else is asked raises `AskTimeout` when nobody answers.
+    """
+
+    def __init__(self, bus: Bus, run_id: str, report: Report | None = None) -> None:
         self.run_id = run_id
         self._bus = bus
+        self._patience = Patience(bus, run_id, report)
+        self.patient_reader = SheetReader(self._patience)
+        """Reads rows of the run, and outlasts outages, too."""
         self._reader = SheetReader(bus)
         self._heard: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._news = asyncio.Event()
@@ -96,7 +104,7 @@ class Job:
                 if isinstance(event, RunEvent) and event.state in OVER:
                     return
             if not await _within(POLL_SECONDS, self._news):
-                summary = await self.status()
+                summary = await self._stands()
                 if summary is not None and summary.state in OVER and not self._heard:
                     yield _as_event(summary)
                     return
@@ -104,6 +112,10 @@ class Job:
     async def status(self) -> RunSummary | None:
         """The run as admission has it stored; None while its start has not arrived there."""
         return (await self._bus.ask(GetRun(run_id=self.run_id), ADMISSION_ASKS, RunShown)).run
+
+    async def _stands(self) -> RunSummary | None:
+        """As `status`, for who waits."""
+        return (await self._patience.ask(GetRun(run_id=self.run_id), ADMISSION_ASKS, RunShown)).run
 
     async def stop(self, reason: str = "stopped by its client") -> None:
         """Stop the run: nothing new is sent for it; what is in flight is recorded."""
@@ -141,7 +153,7 @@ class Job:
     async def wait(self, *, standing: bool = False) -> RunSummary:
         """Return when the run is over; with ``standing`` also when it waits for a person (`waits_for_a_person`)."""
         while True:
-            summary = await self.status()
+            summary = await self._stands()
             if summary is not None and (summary.state in OVER or (standing and waits_for_a_person(summary))):
                 return summary
             await _within(POLL_SECONDS, self._state_news)
@@ -176,7 +188,7 @@ class Job:
         for dataset in summary.datasets:
             if not dataset.counts.failed:
                 continue
-            async for row in self._reader.rows(self.run_id, dataset.dataset):
+            async for row in self.patient_reader.rows(self.run_id, dataset.dataset):
                 if row.mark != "failed":
                     continue
                 yield FailedRow(dataset.dataset, row.index, msgspec.json.decode(row.data), row.error)

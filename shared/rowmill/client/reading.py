@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from rowmill.errors import RowmillError
-from rowmill.runtime.bus import Bus
+from rowmill.runtime.asking import AskBus
 from rowmill_contracts.rows import ReadCounts, ReadRow, ReadRows, RowsRead
 from rowmill_contracts.runs import RowsCommitted
 from rowmill_contracts.topology import SHEETS_ASKS
@@ -19,7 +19,7 @@ READ_ROWS = 1000
 class SheetReader:
     """Rows of runs in input order. Serves handles as their `PageReader`."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: AskBus) -> None:
         self._bus = bus
 
     async def page(self, run_id: str, dataset: str, offset: int, limit: int, *, meta: bool = False) -> RowsRead:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rowmill.client.client import Client
 from rowmill.client.jobs import RunResult
 from rowmill.dev.working_set import working_set
-from rowmill.handles import Handle
+from rowmill.handles import Handle, PageReader
 from rowmill.paged_handle import PagedHandle
 from rowmill.project import Project
 
@@ -55,21 +55,23 @@ def _run(play: Play[Any, Any] | str, options: dict[str, Any]) -> RunResult:
 
 
 async def _started_and_awaited(broker_url: str, play: Play[Any, Any] | str, options: dict[str, Any]) -> RunResult:
-    async with Client(broker_url, row_events=False) as client:
+    async with Client(broker_url, row_events=False, report=_report) as client:
         job = await client.start(play, **options)
         result = await job.result()
-        return dataclasses.replace(result, output=await _in_memory(result.output))
+        return dataclasses.replace(result, output=await _in_memory(result.output, job.patient_reader))
 
 
-async def _in_memory(value: Any) -> Any:
+async def _in_memory(value: Any, reader: PageReader) -> Any:
     """The same output with every handle's rows read, since nothing may be running when they are asked for."""
     if isinstance(value, Handle):
-        rows = MemoryPages([row async for row in value.stored()]) if isinstance(value, PagedHandle) else None
-        return value if rows is None else PagedHandle(value.run_id, value.dataset, rows)
+        if not isinstance(value, PagedHandle):
+            return value
+        rows = MemoryPages([row async for row in PagedHandle(value.run_id, value.dataset, reader).stored()])
+        return PagedHandle(value.run_id, value.dataset, rows)
     if isinstance(value, dict):
-        return {key: await _in_memory(item) for key, item in value.items()}
+        return {key: await _in_memory(item, reader) for key, item in value.items()}
     if isinstance(value, list):
-        return [await _in_memory(item) for item in value]
+        return [await _in_memory(item, reader) for item in value]
     return value
 
 
