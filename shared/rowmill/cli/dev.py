@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,10 +75,13 @@ def reset(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Stop this project's own servers and delete everything in them: sheets, runs, and receipts of what was paid."""
+    """Stop this project's own servers and delete everything in them: sheets, runs, and receipts of what was paid. Asks first."""
+    from rowmill.cli.consent import consents, need_consent  # noqa: PLC0415 - keeps `rowmill --help` fast
+
+    need_consent("delete this project's sheets, runs and receipts", yes=yes, as_json=as_json)
     servers = _servers(project, None, None)
-    if not yes and sys.stdin.isatty():
-        typer.confirm("Delete this project's sheets, runs and receipts? What was paid would be paid again.", abort=True, err=True)
+    if not consents("Delete this project's sheets, runs and receipts? What was paid would be paid again.", yes=yes):
+        raise typer.Abort
     deleted = servers.reset()
     if as_json:
         typer.echo(json.dumps({"deleted": deleted}))

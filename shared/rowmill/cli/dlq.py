@@ -129,18 +129,18 @@ def purge(
 ) -> None:
     """Delete dead letters for good. Asks first; what is then deleted are the letters that it counted, and no later ones."""
     from rowmill.cli.connecting import asked  # noqa: PLC0415 - commands load what they need
+    from rowmill.cli.consent import consents, need_consent  # noqa: PLC0415
     from rowmill.client.dead_letter_queues import letter_box  # noqa: PLC0415
 
     chosen = _chosen(queue, run, play, tool, error, older_than, ids)
-    if as_json and not (yes or dry_run):
-        raise UsageError("purge --json cannot ask: add --yes or --dry-run")
+    need_consent("delete dead letters", yes=yes or dry_run, as_json=as_json)
 
     async def work(url: str) -> tuple[int, bool]:
         async with letter_box(url) as box:
             meant = [got.letter.identity async for got in box.letters(chosen)]
             if not meant or dry_run:
                 return len(meant), False
-            if not yes and not await asyncio.to_thread(typer.confirm, f"delete {_letters(len(meant))} for good?", err=True):
+            if not await asyncio.to_thread(consents, f"delete {_letters(len(meant))} for good?", yes=yes):
                 return len(meant), False
             await box.take(meant)
             return len(meant), True

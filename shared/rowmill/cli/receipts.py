@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rowmill.budgets import money
+from rowmill.cli.wording import numbered
 from rowmill.errors import UsageError
 
 if TYPE_CHECKING:
@@ -107,10 +108,12 @@ def replay(receipt: ReceiptArgument, as_json: JsonOption = False) -> None:
 @app.command("prune")
 def prune(
     older_than: Annotated[str, typer.Option("--older-than", help="Age from which receipts are forgotten, such as 90d.")] = "90d",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and forget nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget old outputs and failures. A call of a forgotten receipt is paid for again. Never a live lease, nor an unknown outcome."""
+    """Forget old outputs and failures. A call of a forgotten receipt is paid for again. Never a live lease, nor an unknown outcome. Asks first."""
+    from rowmill.cli.consent import consents, need_consent  # noqa: PLC0415 - commands load what they need
     from rowmill.client.receipts import ReceiptDesk  # noqa: PLC0415 - commands load what they need
     from rowmill.durations import seconds  # noqa: PLC0415
     from rowmill.errors import DefinitionError  # noqa: PLC0415
@@ -119,14 +122,24 @@ def prune(
         age = seconds(older_than)
     except DefinitionError as error:
         raise UsageError(f"--older-than: {error}") from None
+    need_consent("forget receipts", yes=yes or dry_run, as_json=as_json)
+    if not (yes or dry_run):
+        meant = _asked(lambda bus: ReceiptDesk(bus).prune(age, dry_run=True))
+        if not consents(f"forget {_prunable(meant)}? Calls whose outputs are forgotten are paid for again.", yes=yes):
+            print("nothing was forgotten")
+            return
     total = _asked(lambda bus: ReceiptDesk(bus).prune(age, dry_run=dry_run))
     if as_json:
         print(json.dumps({**total, "dry_run": dry_run}))
         return
-    verb = "would forget" if dry_run else "forgot"
-    print(f"{verb} {total['completed']} outputs ({total['bytes']} bytes), {total['ended']} ended without one, {total['failures']} failures of runs")
+    print(f"{'would forget' if dry_run else 'forgot'} {_prunable(total)}")
     if total["retired"] > total["completed"]:
         print("outputs that runs could need which are not over, or can be retried, serve no new run, and are forgotten by a later prune")
+
+
+def _prunable(total: dict[str, int]) -> str:
+    outputs, failures = numbered(total["completed"], "output"), numbered(total["failures"], "failure")
+    return f"{outputs} ({numbered(total['bytes'], 'byte')}), {total['ended']} ended without one, {failures} of runs"
 
 
 def _asked(question: Any) -> Any:

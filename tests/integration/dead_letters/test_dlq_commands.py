@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from tests.integration.dead_letters.conftest import Desk, Died
 
+from rowmill.cli import consent
 from rowmill.errors import MalformedMessage
 from rowmill.runtime.deliveries import REPLAYED, Rejected
 from rowmill_contracts.envelope import Message, encode
@@ -111,7 +112,8 @@ def test_an_export_holds_every_letter_and_leaves_them(desk: Desk, tmp_path: Path
     assert desk.ids(dead(EXECUTOR_ROWS)) == ["a1", "a2", "a3"]
 
 
-def test_a_purge_asks_and_deletes_only_what_is_meant(desk: Desk) -> None:
+def test_a_purge_asks_and_deletes_only_what_is_meant(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consent, "at_a_terminal", lambda: True)
     desk.bury(*SIX)
     assert "nothing was deleted" in desk.rowmill("purge", "--run", "run-1", typed="n\n")
     assert desk.json("purge", "--run", "run-1", "--dry-run") == {"dry_run": True, "found": 5, "purged": 0}

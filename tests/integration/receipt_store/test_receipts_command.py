@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from rowmill.cli import consent
 from rowmill.cli.main import app as command
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery
@@ -26,8 +27,9 @@ pytestmark = pytest.mark.servers
 class Operator:
     """Types commands."""
 
-    async def types(self, *arguments: str) -> Result:
-        return await asyncio.to_thread(CliRunner().invoke, command, ["receipts", *arguments])
+    async def types(self, *arguments: str, typed: str | None = None) -> Result:
+        """``typed``: what is typed when the command asks."""
+        return await asyncio.to_thread(CliRunner().invoke, command, ["receipts", *arguments], input=typed)
 
     async def reads(self, *arguments: str) -> Any:
         result = await self.types(*arguments, "--json")
@@ -90,15 +92,20 @@ async def test_a_replay_frees_the_key_and_failed_ends_it_for_the_run(operator: O
     assert (await operator.reads("list", "--state", "any", "--run", bob.run))[0]["failure"]["message"] == "not at the provider"
 
 
-async def test_old_outputs_are_pruned_where_it_is_asked_for(operator: Operator, ann: Caller) -> None:
+async def test_old_outputs_are_pruned_where_it_is_asked_for(operator: Operator, ann: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consent, "at_a_terminal", lambda: True)
     mine = new_key()
     await ann.claim(mine, confirm=True)
     await ann.complete(mine)
 
     assert (await operator.reads("prune", "--older-than", "0s", "--dry-run"))["completed"] >= 1
-    assert (await operator.reads("prune"))["completed"] == 0
+    assert (await operator.reads("prune", "--yes"))["completed"] == 0
     assert (await operator.reads("show", mine.hex()[:10]))["state"] == "completed"
-    assert (await operator.reads("prune", "--older-than", "0s"))["completed"] >= 1
+    assert "nothing was forgotten" in (await operator.types("prune", "--older-than", "0s", typed="n\n")).stdout
+    assert (await operator.reads("show", mine.hex()[:10]))["state"] == "completed"
+    asked = await operator.types("prune", "--older-than", "0s", typed="y\n")
+    assert "Calls whose outputs are forgotten are paid for again." in asked.stderr
+    assert "\nforgot " in asked.stdout
     missing = await operator.types("show", mine.hex()[:10])
     assert isinstance(missing.exception, SystemExit)
     assert missing.exit_code == 2

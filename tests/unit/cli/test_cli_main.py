@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from rowmill.cli import consent
 from rowmill.cli.main import app
 from rowmill.errors import RowmillError
 
@@ -86,6 +87,24 @@ def test_status_as_json_says_that_nothing_runs_and_ends_with_status_1(nothing_an
         "url": "amqp://u:***@127.0.0.1:1/",
     }
     assert "hidden" not in result.output
+
+
+@pytest.mark.parametrize("words", [("dev", "reset"), ("dlq", "purge"), ("receipts", "prune")], ids=" ".join)
+def test_what_deletes_more_than_it_names_refuses_where_nobody_can_be_asked(nothing_answers: Path, words: tuple[str, ...]) -> None:
+    for more in ((), ("--json",)):
+        result = rowmill(*words, *more)
+        assert result.exit_code == 2
+        assert "nobody can be asked here" in result.stderr
+        assert "add --yes" in result.stderr
+    assert not list(nothing_answers.iterdir())
+
+
+def test_a_reset_asks_at_the_terminal_and_goes_by_the_answer(nothing_answers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consent, "at_a_terminal", lambda: True)
+    refused = CliRunner().invoke(app, ["dev", "reset"], input="n\n")
+    assert refused.exit_code == 1
+    assert not list(nothing_answers.iterdir())
+    assert "there was nothing to delete" in CliRunner().invoke(app, ["dev", "reset"], input="y\n").stderr
 
 
 def test_down_and_reset_of_nothing_are_no_errors(nothing_answers: Path) -> None:
