@@ -8,9 +8,12 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rowmill.dev.services import ServiceProcess
 
 
 def up(
@@ -37,7 +40,8 @@ def up(
         "ROWMILL_DATABASE_URL": nodes.database.url,
         "ROWMILL_PROJECT": str(project.folder),
     }
-    services = ServiceSet(environment, project.folder / FOLDER_NAME / "logs", copies={"row-executor": executors, "tool-gateway": gateways})
+    copies = {"row-executor": executors, "tool-gateway": gateways}
+    services = ServiceSet(environment, project.folder / FOLDER_NAME / "logs", copies=copies, ended=_say_ended)
     services.start()
     _say(f"services are starting; logs are in {project.folder / FOLDER_NAME / 'logs'}; Ctrl-C stops them (the servers stay: `rowmill dev down`)")
     signal.signal(signal.SIGTERM, _interrupt)
@@ -45,14 +49,22 @@ def up(
     try:
         while True:
             time.sleep(1.0)
+            if ready:
+                continue
             services.raise_if_broken()
-            if not ready and _all_consume(nodes.broker.url):
+            if _all_consume(nodes.broker.url):
                 ready = True
                 _say("ready: all services consume; in another terminal, `rowmill run PLAY --csv FILE --out FILE` (`rowmill plays list` names plays)")
     except KeyboardInterrupt:
         _say("stopping the services")
     finally:
         services.stop()
+
+
+def _say_ended(process: ServiceProcess) -> None:
+    status = process.exit_status
+    how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
+    _say(f"the {process.name} service {how} and is started again; its log is {process.log_file}")
 
 
 def _all_consume(broker_url: str) -> bool:

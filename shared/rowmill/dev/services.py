@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rowmill.errors import UnavailableError
@@ -20,6 +20,9 @@ from rowmill.runtime.hosting import SERVICES
 
 RESTART_PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
 """Seconds before a service that fell over is started again; the last one repeats."""
+
+STEADY_SECONDS = 60.0
+"""A service that lived for so long fell over anew: it is started again at once, not after the pause of one that falls over again and again."""
 
 STOP_TIMEOUT = 20.0
 """Seconds for a service to stop by itself before it is killed; what it had in hand is delivered again later."""
@@ -32,6 +35,8 @@ class ServiceProcess:
         self.name = name
         self.log_file = log_file
         self.restarts = 0
+        """In a row, each soon after the other."""
+        self.started_at = 0.0
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -43,10 +48,15 @@ class ServiceProcess:
     def exit_status(self) -> int | None:
         return self._process.poll() if self._process is not None else None
 
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "rowmill", "serve", self.name, "--stop-with-parent"]
+
     def start(self) -> None:
+        self.started_at = time.monotonic()
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rowmill", "serve", self.name, "--stop-with-parent"],
+                self.command,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -77,15 +87,24 @@ class ServiceProcess:
 class ServiceSet:
     """All five services for one project, as children of this process; they stop when it is gone.
 
-    ``environment`` is what they see: at least ``ROWMILL_BROKER_URL``, ``ROWMILL_DATABASE_URL``, ``ROWMILL_PROJECT``.
+    ``environment`` is what they see: at least ``ROWMILL_BROKER_URL``, ``ROWMILL_DATABASE_URL``, ``ROWMILL_PROJECT``. ``ended``: told, in another
+    thread, of each process that fell over and is about to be started again.
     """
 
-    def __init__(self, environment: Mapping[str, str], log_folder: Path, *, copies: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        log_folder: Path,
+        *,
+        copies: Mapping[str, int] | None = None,
+        ended: Callable[[ServiceProcess], None] = lambda _process: None,
+    ) -> None:
         log_folder.mkdir(parents=True, exist_ok=True)
         wanted = [(name, number) for name in SERVICES for number in range((copies or {}).get(name, 1))]
         self.processes = [
             ServiceProcess(name, {**os.environ, **environment}, log_folder / f"{name}{f'-{number}' if number else ''}.log") for name, number in wanted
         ]
+        self._ended = ended
         self._stopping = threading.Event()
         self._keeper: threading.Thread | None = None
 
@@ -113,7 +132,9 @@ class ServiceSet:
             process.wait(max(0.1, deadline - time.monotonic()))
 
     def raise_if_broken(self) -> None:
-        """Raises UnavailableError with its last words if a service keeps falling over."""
+        """Raises UnavailableError with its last words if a service keeps falling over. For while they start: later on a play's own code may end a
+        process many times before what does it is found out, and nothing but a start helps.
+        """
         for process in self.processes:
             if process.restarts >= len(RESTART_PAUSES):
                 raise UnavailableError(
@@ -128,6 +149,9 @@ class ServiceSet:
                 if process.exit_status is None:
                     continue
                 if process not in due:
+                    if time.monotonic() - process.started_at >= STEADY_SECONDS:
+                        process.restarts = 0
+                    self._ended(process)
                     due[process] = time.monotonic() + RESTART_PAUSES[min(process.restarts, len(RESTART_PAUSES) - 1)]
                 elif time.monotonic() >= due[process]:
                     del due[process]
