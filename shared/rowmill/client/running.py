@@ -22,13 +22,28 @@ if TYPE_CHECKING:
 
 
 def run(play: Play[Any, Any] | str, **options: Any) -> RunResult:
-    """Run a play to its end and return the result; options and fields are those of `Client.start`.
+    """Run a play to its end and return the result.
 
     Uses the services that run, else starts a private set for as long as it takes. Works inside a running loop too (it blocks that thread).
     Handles in the output are read before it returns: they answer from memory.
 
+    ``options`` are the fields of the play's input, and those of `Client.start`:
+
+    - a field of type ``Rows``, such as ``leads=``: a list, an iterator, a frame, an Arrow stream, or a file's path; any other field: its value;
+    - ``input``: fields by name in a dict, as for those that are named like an option;
+    - ``run_id``: the run's name; the same name is the same run, which is waited for and not started again;
+    - ``limit``: work the first so many rows only;
+    - ``budget``: money such as ``Decimal("5.00")``, or ``{"money": "5.00", "calls": 1000, "retries": 50, "wall_time": "1h"}``. Once one is spent the
+      run waits, and this function with it, until somebody raises it (``rowmill runs resume``) or stops the run;
+    - ``force``: ``"tools"`` makes calls again that stored outputs would serve, ``"steps"`` computes steps again, ``"all"`` does both, ``"failed"``
+      works only rows that failed or are new;
+    - ``mode``: ``"net_new"`` works only rows that the sheet has not completed, ``"all"`` (the default) looks at every row; a dataset may say
+      otherwise;
+    - ``concurrency``: rows in flight at most, where the dataset does not say; ``org``: whose run it is; ``on_staged``: told how many rows are staged.
+
     Raises:
-        RunFailed: the run failed or was cancelled.
+        RunFailed: the run failed or was cancelled. Rows that failed do not raise: see ``counts.failed`` and ``failed`` of the result.
+        UsageError: a field or option is not known, or its value cannot be stored. InputError: a source is unusable. Nothing was started then.
 
     """
     outcome: list[RunResult] = []
