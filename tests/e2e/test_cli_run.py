@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,13 +10,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from tests.e2e.stage import BOUND, Books, ProviderProcess, Stage, contact_of, leads, make_project, provider_environment, read_csv, score_of, write_csv
+from tests.integration.faults.proxy import FaultProxy
 
 
 def _text(cell: object) -> str:
@@ -119,47 +121,56 @@ def test_a_run_that_fails_of_an_empty_key_names_its_row_and_leaves_the_former_ou
     assert not (tmp_path / "new.csv").exists()
 
 
-def test_a_run_is_waited_for_over_an_outage_and_whoever_leaves_it_is_told_how_to_come_back(system: Stage, word: str, tmp_path: Path) -> None:
+async def test_a_run_is_waited_for_over_an_outage_and_whoever_leaves_it_is_told_how_to_come_back(system: Stage, word: str, tmp_path: Path) -> None:
     rows = leads(20, word)
     source, gone = write_csv(tmp_path / "mine.csv", rows), tmp_path / "gone"
     gone.mkdir()
+    command = ("run", "leads", "--csv", str(source))
     system.provider.control(hold=True)  # no run ends before the outage
 
-    with ExitStack() as stack:
-        following = stack.enter_context(Typed(system, "run", "leads", "--csv", str(source), "--out", str(tmp_path / "enriched.csv")))
-        leaving = stack.enter_context(Typed(system, "run", "leads", "--csv", str(source), "--run-id", f"named-{word}"))
-        failing = stack.enter_context(Typed(system, "run", "leads", "--csv", str(source), "--out", str(gone / "enriched.csv")))
-        for typed in (following, leaving, failing):
-            typed.said("; run ")
-        system.kill9("admission")
-        for typed in (following, leaving, failing):
-            typed.said("no answer from the services for ")
+    async with FaultProxy(urlsplit(system.broker_url).port or 0) as road:
+        with ExitStack() as stack:
+            following = stack.enter_context(Typed(system, road, *command, "--out", str(tmp_path / "enriched.csv"), "--json"))
+            leaving = stack.enter_context(Typed(system, road, *command, "--run-id", f"named-{word}"))
+            failing = stack.enter_context(Typed(system, road, *command, "--out", str(gone / "enriched.csv")))
+            for typed in (following, leaving, failing):
+                await typed.said("; run ")
+            road.stall()
+            road.cut()
+            for typed in (following, leaving, failing):
+                await typed.said("no answer from the services for ")
 
-        leaving.process.send_signal(signal.SIGINT)
-        assert leaving.process.wait(BOUND) == 130
-        assert f"interrupted. The run named-{word} is stored as far as it got; nothing paid for is lost. The same command goes on" in leaving.words()
+            leaving.process.send_signal(signal.SIGINT)
+            assert await leaving.ended() == 130
+            left = f"interrupted. The run named-{word} is stored as far as it got; nothing paid for is lost. The same command goes on"
+            assert left in leaving.stderr
 
-        gone.rmdir()
-        system.restart("admission")
-        system.provider.control(hold=False)
-        assert following.process.wait(BOUND) == 0, following.words()
-        assert following.words().count("no answer from the services for ") == following.words().count("the services answer again, after ")
-        assert [row["domain"] for row in read_csv(tmp_path / "enriched.csv")] == [row["domain"] for row in rows]
+            gone.rmdir()
+            system.provider.control(hold=False)
+            road.heal()
+            assert await following.ended() == 0, following.stderr
+            assert following.stderr.count("no answer from the services for ") == following.stderr.count("the services answer again, after ")
+            assert json.loads(following.stdout)["written"] == 20  # and nothing else, such as a log of lost connections
+            assert [row["domain"] for row in read_csv(tmp_path / "enriched.csv")] == [row["domain"] for row in rows]
 
-        assert failing.process.wait(BOUND) == 1
-        run_id = failing.words().partition("; run ")[2].split()[0]
-        assert f"The run {run_id} is stored as far as it got; nothing paid for is lost. The same command with `--run-id {run_id}`" in failing.words()
-        assert str(gone) in failing.words()
+            assert await failing.ended() == 1
+            run_id = failing.stderr.partition("; run ")[2].split()[0]
+            assert f"The run {run_id} is stored as far as it got; nothing paid for is lost." in failing.stderr
+            assert f"The same command with `--run-id {run_id}` goes on" in failing.stderr
+            assert str(gone) in failing.stderr
 
 
 class Typed:
-    """A `rowmill` command that is under way."""
+    """A `rowmill` command that is under way, and reaches the broker by a road of its own."""
 
-    def __init__(self, system: Stage, *arguments: str) -> None:
-        self._stderr = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed at exit
-        environment = {**os.environ, **system.environment}
+    def __init__(self, system: Stage, road: FaultProxy, *arguments: str) -> None:
+        self._said = Path(tempfile.mkdtemp(dir=system.project))
+        place = urlsplit(system.broker_url)
+        url = urlunsplit(place._replace(netloc=f"{place.netloc.rpartition('@')[0]}@127.0.0.1:{road.port}"))
+        environment = {**os.environ, **system.environment, "ROWMILL_BROKER_URL": url}
         command = [sys.executable, "-m", "rowmill", *arguments]
-        self.process = subprocess.Popen(command, cwd=system.project, env=environment, stdout=subprocess.DEVNULL, stderr=self._stderr)
+        with (self._said / "stdout").open("wb") as out, (self._said / "stderr").open("wb") as err:
+            self.process = subprocess.Popen(command, cwd=system.project, env=environment, stdout=out, stderr=err)
 
     def __enter__(self) -> Self:
         return self
@@ -167,30 +178,38 @@ class Typed:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
-        self._stderr.close()
 
-    def words(self) -> str:
-        self._stderr.seek(0)
-        return self._stderr.read().decode()
+    @property
+    def stdout(self) -> str:
+        return (self._said / "stdout").read_text()
 
-    def said(self, words: str) -> None:
+    @property
+    def stderr(self) -> str:
+        return (self._said / "stderr").read_text()
+
+    async def said(self, words: str) -> None:
         """Return once it has said that."""
-        deadline = time.monotonic() + BOUND
-        while words not in self.words():
-            assert self.process.poll() is None, self.words()
-            assert time.monotonic() < deadline, self.words()
-            time.sleep(0.05)
+        async with asyncio.timeout(BOUND):
+            while words not in self.stderr:
+                assert self.process.poll() is None, self.stderr
+                await asyncio.sleep(0.05)
+
+    async def ended(self) -> int:
+        """Its exit status, once it has ended."""
+        return await asyncio.to_thread(self.process.wait, BOUND)
 
 
 def test_a_limit_works_the_first_rows_only(system: Stage, word: str, tmp_path: Path) -> None:
-    rows = leads(300, word)
+    rows = [{**row, "score": "1"} for row in leads(300, word)]  # the play computes one of its own
     source, out = write_csv(tmp_path / "mine.csv", rows), tmp_path / "enriched.jsonl"
 
     ended = system.rowmill("run", "plays:leads", "--csv", str(source), "--out", str(out), "--limit", "10")
 
     assert ended.returncode == 0, ended.stderr
     written = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["domain"] for row in written] == [row["domain"] for row in rows[:10]]
+    assert [(row["domain"], row["score"]) for row in written] == [(row["domain"], score_of(row["domain"])) for row in rows[:10]]
+    assert "rowmill: the input's column 'score' is hidden: " in ended.stderr
+    assert ended.stderr.count("is hidden") == 1
     assert Books.told(system.provider.stats()) == Books.of(row["domain"] for row in rows[:10])
 
 

@@ -17,14 +17,17 @@ import msgspec
 
 from rowmill.cli.connecting import LAG_SECONDS, broker_url
 from rowmill.cli.progress import Progress, shown
+from rowmill.cli.wording import hidden_told
 from rowmill.client.client import Client, divided_input
 from rowmill.client.jobs import Job
 from rowmill.dev.working_set import missing_services, working_set
 from rowmill.errors import UnavailableError
 from rowmill.handles import Handle, HandleReference
+from rowmill.inputs import Source
 from rowmill.outputs import RowWriter
 from rowmill.plays import Play
 from rowmill.project import Project
+from rowmill.runtime.logging import configure
 from rowmill_contracts.events import DatasetEvent, RunEvent
 from rowmill_contracts.runs import DatasetSummary, RunSummary
 
@@ -64,6 +67,7 @@ def carry_out(request: RunRequest) -> RunStatus:
             raise UnavailableError(f"--detach needs services that stay; missing: {', '.join(missing)} (`rowmill up` starts services and keeps them)")
         return asyncio.run(_detached(url, request))
     with working_set(request.project.folder, broker_url=settings.broker, database_url=settings.database, report=_say) as found:
+        configure("error", "console")  # of an outage a person is told in one line, and stdout is the summary's alone
         return asyncio.run(_followed(found.broker_url, request))
 
 
@@ -99,6 +103,9 @@ async def _to_its_end(job: Job, progress: Progress, request: RunRequest, started
         print(shown(summary, time.monotonic() - started, None, None, as_json=request.as_json))
         return RunStatus()
     written = None if request.out is None else await _write(job, summary, request)
+    columns = {f"{job.run_id}.{name}": source.columns or [] for name, source in request.given.items() if isinstance(source, Source)}
+    for line in hidden_told(summary, columns):
+        _say(line)
     print(shown(summary, time.monotonic() - started, None if written is None else request.out, written, as_json=request.as_json))
     return RunStatus(completed=summary.state == "completed", failed_rows=summary.counts.failed)
 
