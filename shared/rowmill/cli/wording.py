@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,3 +34,11 @@ def problem_told(problem: Problem) -> str:
     row = None if problem.row is None else problem.row + 1
     where = [f"{name} {value}" for name, value in (("column", problem.column), ("row", row), ("tool", problem.tool)) if value is not None]
     return f"{problem.message} ({', '.join([problem.code, *where])})"
+
+
+def hidden_told(run: RunSummary, inputs: Mapping[str, Collection[str]]) -> list[str]:
+    """A sentence for each column of a staged input in whose place a dataset computed another. ``inputs``: columns by the input's id."""
+    hidden = dict.fromkeys(
+        name for dataset in run.datasets for name in dataset.columns if name in inputs.get(dataset.input_id, ()) and not name.startswith("_")
+    )
+    return [f"the input's column {name!r} is hidden: the play computes a column of that name" for name in hidden]

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from rowmill.cli import connecting
 from rowmill.cli.main import app
+from rowmill.cli.wording import hidden_told
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.runs import DatasetSummary, RunSummary
 
@@ -52,3 +53,10 @@ def test_a_resumed_run_is_printed_as_json(monkeypatch: pytest.MonkeyPatch) -> No
     told = CliRunner().invoke(app, ["runs", "resume", "r1", "--json"])
     assert told.exit_code == 0, told.output
     assert msgspec.json.decode(told.stdout)["state"] == "running"
+
+
+def test_input_columns_in_whose_place_others_were_computed_are_named() -> None:
+    computed = DatasetSummary(dataset="leads", state="closed", counts=COUNTS, columns=["contact", "score", "_raw"], input_id="r1.leads")
+    run = msgspec.structs.replace(RUN, datasets=[computed, DatasetSummary(dataset="more", state="closed", counts=COUNTS, columns=["domain"])])
+    told = hidden_told(run, {"r1.leads": ["domain", "score", "_raw"], "r1.others": ["contact"]})
+    assert told == ["the input's column 'score' is hidden: the play computes a column of that name"]
