@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from rowmill.dev.servers import Servers
 from rowmill.dev.working_set import missing_services
-from rowmill.errors import UnavailableError
+from rowmill.errors import AskTimeout, UnavailableError
 from rowmill.project import Project
 
 ResultT = TypeVar("ResultT")
@@ -34,18 +34,21 @@ def broker_url(project: Project | None = None) -> str:
     if found is None:
         raise UnavailableError(
             f"no broker: ROWMILL_BROKER_URL is not set, and no servers of {project.folder} run; `rowmill up` starts servers and services, "
-            "`rowmill dev up` the servers alone"
+            "`rowmill dev up` the servers alone, to which services that run come back"
         )
     return found
 
 
 @dataclass(frozen=True)
 class Found:
-    """Both servers. ``control``: runs ``rabbitmqctl`` on the broker, where it is our own."""
+    """Both servers. ``control``: runs ``rabbitmqctl`` on the broker, where it is our own. ``own``: those of "broker" and "database" that
+    `rowmill dev up` starts.
+    """
 
     broker_url: str
     database_url: str
     control: Callable[..., str] | None
+    own: frozenset[str]
 
 
 def servers() -> Found:
@@ -63,7 +66,8 @@ def servers() -> Found:
             f"no {'broker' if broker is None else 'database'} is configured for {project.folder}, and none was started there; "
             "`rowmill up` starts servers and services"
         )
-    return Found(broker.url, database.url, getattr(broker, "control", None))
+    own = frozenset(name for name, given in (("broker", settings.broker), ("database", settings.database)) if given is None)
+    return Found(broker.url, database.url, getattr(broker, "control", None), own)
 
 
 def asked(question: Callable[[str], Awaitable[ResultT]], *, of: str | None = None) -> ResultT:
@@ -72,7 +76,7 @@ def asked(question: Callable[[str], Awaitable[ResultT]], *, of: str | None = Non
     ``of``: the service that is to answer; nothing is asked unless it runs, so that no question is left behind that nobody waits for.
 
     Raises:
-        UnavailableError: no broker, or no such service, runs; says how to start it.
+        UnavailableError: no broker, or no such service, runs; says how to start it. Or it does not answer.
 
     """
     url = broker_url()
@@ -80,6 +84,9 @@ def asked(question: Callable[[str], Awaitable[ResultT]], *, of: str | None = Non
     async def ask() -> ResultT:
         if of is not None and await missing_services(url, of=(of,), patience=LAG_SECONDS):
             raise UnavailableError(f"the {of} service does not run on this broker; `rowmill up` starts all services and keeps them")
-        return await question(url)
+        try:
+            return await question(url)
+        except AskTimeout as error:
+            raise UnavailableError(f"{error}: it or what it needs is away; `rowmill doctor` says what is wrong") from error
 
     return asyncio.run(ask())

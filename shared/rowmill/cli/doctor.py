@@ -46,7 +46,7 @@ async def _look(found: Any, run_id: str | None, stats: str | None, patience: flo
     from rowmill.doctor.health import look  # noqa: PLC0415
     from rowmill.doctor.providers import provider_findings  # noqa: PLC0415
 
-    health = await look(found.broker_url, found.database_url, found.control)
+    health = await look(found.broker_url, found.database_url, found.control, own=found.own)
     findings = list(health.findings)
     audited = None
     if run_id is not None:

@@ -29,6 +29,9 @@ PATIENCE_SECONDS: Final = 90.0
 
 SQL: Final = Queries.of(__package__ or "rowmill.doctor")
 
+NO_TABLES: Final = (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError)
+"""What a database answers on which no service has run."""
+
 
 @dataclass(frozen=True)
 class Audit:
@@ -61,7 +64,7 @@ async def reading(database_url: str) -> AsyncIterator[asyncpg.Connection]:
     try:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             yield connection
-    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError) as error:
+    except NO_TABLES as error:
         raise UnavailableError(f"the database at {redacted(database_url)} has no tables of rowmill's: no service has run on it yet") from error
     finally:
         await connection.close()

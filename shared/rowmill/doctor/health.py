@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from aio_pika.exceptions import ChannelNotFoundEntity
 
 from rowmill.dev.working_set import SIGNS
-from rowmill.doctor.auditing import SQL, reading
+from rowmill.doctor.auditing import NO_TABLES, SQL, reading
 from rowmill.doctor.findings import Finding
 from rowmill.errors import UnavailableError
 from rowmill.runtime.transport import TRANSPORT_ERRORS, AsTransportErrors, close, connect, redacted
@@ -58,23 +58,33 @@ class Health:
         self.findings.append(Finding(check, problem, advice))
 
 
-async def look(broker_url: str, database_url: str, control: Control | None = None) -> Health:
-    """Ask both servers. Never raises for what is wrong: that is what it finds."""
+async def look(broker_url: str, database_url: str, control: Control | None = None, *, own: Collection[str] = ()) -> Health:
+    """Ask both servers. Never raises for what is wrong: that is what it finds. ``own``: those of "broker" and "database" that are the project's."""
     health = Health(redacted(broker_url), redacted(database_url))
-    await asyncio.gather(_look_at_broker(health, broker_url, control), _look_at_database(health, database_url))
+    await asyncio.gather(
+        _look_at_broker(health, broker_url, control, _start("broker", own)), _look_at_database(health, database_url, _start("database", own))
+    )
     judge(health)
     return health
 
 
-async def _look_at_database(health: Health, url: str) -> None:
+def _start(server: str, own: Collection[str]) -> str:
+    """What to do about a server that does not answer."""
+    if server in own:
+        return "`rowmill dev up` starts it, and services that run come back to it; `rowmill up` starts servers and services."
+    return f"Start it, or see to ROWMILL_{server.upper()}_URL; services that run come back to it."
+
+
+async def _look_at_database(health: Health, url: str, start: str) -> None:
     try:
         async with reading(url) as connection:
             health.unfinished = await connection.fetchval(SQL["unfinished"])
     except UnavailableError as error:
-        health.wrong("database", f"{str(error)[:1].upper()}{str(error)[1:]}.", "Start it, or the services on it: `rowmill up`.")
+        advice = "`rowmill up` starts them." if isinstance(error.__cause__, NO_TABLES) else start
+        health.wrong("database", f"{str(error)[:1].upper()}{str(error)[1:]}.", advice)
 
 
-async def _look_at_broker(health: Health, url: str, control: Control | None) -> None:
+async def _look_at_broker(health: Health, url: str, control: Control | None, start: str) -> None:
     try:
         depths = await _depths(url)
         listed = None if control is None else await asyncio.to_thread(_listed, url, control)
@@ -84,7 +94,7 @@ async def _look_at_broker(health: Health, url: str, control: Control | None) -> 
         )
         return
     except (*TRANSPORT_ERRORS, UnavailableError) as error:
-        health.wrong("broker", f"No broker answers at {health.broker}: {error or error!r}.", "Start it: `rowmill up`, or see to ROWMILL_BROKER_URL.")
+        health.wrong("broker", f"No broker answers at {health.broker}: {error or error!r}.", start)
         return
     for work in WORK_QUEUES:
         name = work.name

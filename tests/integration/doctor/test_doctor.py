@@ -268,3 +268,19 @@ async def test_servers_that_do_not_answer_are_found() -> None:
     health = await look("amqp://guest:secret@127.0.0.1:1/", "postgresql://postgres:secret@127.0.0.1:1/none")
     assert sorted(finding.check for finding in health.findings) == ["broker", "database"]
     assert "secret" not in str(health)
+    assert all(f"see to ROWMILL_{finding.check.upper()}_URL" in finding.advice for finding in health.findings)
+
+
+async def test_of_the_projects_own_servers_it_says_what_starts_them_and_not_what_starts_the_services() -> None:
+    health = await look("amqp://127.0.0.1:1/", "postgresql://127.0.0.1:1/none", own={"broker", "database"})
+    assert [finding.advice.partition(",")[0] for finding in health.findings] == ["`rowmill dev up` starts it"] * 2
+
+
+async def test_on_a_database_without_tables_it_says_what_starts_the_services(servers: ServerSet) -> None:
+    empty = servers.database.create_database("without_tables")
+    try:
+        health = await look("amqp://127.0.0.1:1/", empty, own={"broker", "database"})
+    finally:
+        servers.database.drop_database("without_tables")
+    advice = {finding.check: finding.advice for finding in health.findings}
+    assert advice["database"] == "`rowmill up` starts them."

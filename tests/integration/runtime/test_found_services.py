@@ -80,6 +80,17 @@ async def test_without_services_a_question_names_what_starts_them_and_is_not_lef
         assert await bus.depths([queue]) == {queue: (0, 0)}
 
 
+async def test_a_service_that_runs_and_does_not_answer_is_said_with_what_tells_why(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROWMILL_ASK_TIMEOUT", "0.2")
+    async with Bus(ServiceSettings(broker_url=broker_url), service="test") as bus:
+        await bus.declare()
+        await bus.consume(ADMISSION_ASKS, ignore)
+        result = await types("runs", "list")
+    assert result.exit_code == 1
+    assert "no answer to ListRuns.v1" in result.stderr
+    assert "`rowmill doctor` says what is wrong" in result.stderr
+
+
 async def test_a_run_is_left_to_services_of_the_projects_own_servers_once_they_all_run(broker_url: str) -> None:
     start = ("run", "nothing", "--input", "word=a", "--detach", "--json")
     async with Bus(ServiceSettings(broker_url=broker_url), service="test") as bus:
