@@ -306,7 +306,7 @@ class DatasetSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A run as `rowmill runs` shows it. Times are seconds since the epoch. ``charges_known`` false: its calls and cost are what was last heard, since
-    the receipt-store does not answer. ``retrying``: it is over, and its retry is being prepared.
+    the receipt-store does not answer. ``retrying``: it is over, and its retry is being prepared. ``budget``: as it stands now.
     """
 
     run_id: str
@@ -324,6 +324,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     datasets: list[DatasetSummary] = []
     charges_known: bool = True
     retrying: bool = False
+    budget: Decimal | Limits | None = None
 
 
 @message()

@@ -312,6 +312,7 @@ def _summary(run: Run, stored: list[Dataset], told: Mapping[str, RunCharges] | N
         counts=runs.counts_of(run, stored),
         charges_known=told is not None,
         retrying=run.retrying,
+        budget=run.options.budget,
         waiting_for=run.halt_reason if run.retrying else run.waiting_for,
         created_at=run.created,
         started_at=None if run.state == "queued" else run.created,

@@ -8,7 +8,7 @@ from typing import Any
 
 from rowmill.durations import seconds
 from rowmill.errors import DefinitionError, UsageError
-from rowmill_contracts.budgets import Limits, is_amount
+from rowmill_contracts.budgets import Budget, Limits, is_amount, limits_of
 from rowmill_contracts.budgets import budget_of as shortest
 
 BudgetLike = Decimal | int | str | Mapping[str, Any] | Limits
@@ -58,6 +58,13 @@ def budget_typed(words: Iterable[str]) -> Decimal | Limits | None:
         return budget_of(said) if said else None
     except UsageError as error:
         raise UsageError(f"--budget: {error}") from None
+
+
+def as_typed(budget: Budget) -> list[str]:
+    """The ``--budget`` options that say it (`budget_typed`)."""
+    limits = limits_of(budget)
+    said = {"": limits.money, "calls=": limits.calls, "retries=": limits.retries, "wall-time=": limits.wall_time}
+    return [f"{kind}{value:g}s" if kind == "wall-time=" else f"{kind}{value}" for kind, value in said.items() if value is not None]
 
 
 def money(name: str, given: Any) -> Decimal:

@@ -75,12 +75,18 @@ async def test_a_budget_stops_the_run_exactly_and_more_of_it_completes_the_run(s
         assert needed, refused.stderr
         assert Decimal(needed[1]) > Decimal("0.50")
 
+    named_again = await asyncio.to_thread(system.rowmill, "run", "leads", "--csv", str(source), "--run-id", run_id, "--budget", "5.00")
+    assert named_again.returncode == 1
+    told = f"the run {run_id} exists, with a budget of 0.50, which --budget 5.00 does not change here; `rowmill runs resume {run_id} --budget 5.00`"
+    assert told in named_again.stderr
+
     resumed = await asyncio.to_thread(system.rowmill, "runs", "resume", run_id, "--budget", "5.00")
 
     assert resumed.returncode == 0, resumed.stderr
     job = await client.job(run_id)
     await stands(job)
     summary = await system.audit(client, job, rows)
+    assert summary.budget == Decimal("5.00")
     assert Books.told(system.provider.stats()) == whole
     assert (summary.counts.cost, summary.counts.calls) == (paid(whole), whole.total)
     again = await asyncio.to_thread(system.rowmill, "run", "leads", "--csv", str(source), "--out", str(out))

@@ -17,7 +17,7 @@ import msgspec
 
 from rowmill.cli.connecting import LAG_SECONDS, broker_url
 from rowmill.cli.progress import Progress, shown
-from rowmill.cli.wording import hidden_told
+from rowmill.cli.wording import hidden_told, kept_budget_told
 from rowmill.client.client import Client, divided_input
 from rowmill.client.jobs import Job
 from rowmill.dev.working_set import missing_services, working_set
@@ -73,6 +73,7 @@ def carry_out(request: RunRequest) -> RunStatus:
 
 async def _detached(broker_url: str, request: RunRequest) -> RunStatus:
     async with Client(broker_url, row_events=False) as client:
+        await _say_what_stays(client, request)
         job = await client.start(request.play, input=request.given, **request.options)
     print(json.dumps({"run_id": job.run_id}) if request.as_json else job.run_id)
     return RunStatus(completed=True)
@@ -80,6 +81,7 @@ async def _detached(broker_url: str, request: RunRequest) -> RunStatus:
 
 async def _followed(broker_url: str, request: RunRequest) -> RunStatus:
     async with Client(broker_url, row_events=False, report=_say) as client:
+        await _say_what_stays(client, request)
         started = time.monotonic()
         with Progress() as progress:
             job = await client.start(request.play, input=request.given, on_staged=progress.staged, **request.options)
@@ -93,6 +95,17 @@ async def _followed(broker_url: str, request: RunRequest) -> RunStatus:
             _say(f"interrupted. {_stored(job.run_id, request)}")
             return RunStatus(interrupted=True)
         return status
+
+
+async def _say_what_stays(client: Client, request: RunRequest) -> None:
+    """A run that exists keeps its budget, whatever the command that comes back to it says."""
+    run_id, budget = request.options.get("run_id"), request.options.get("budget")
+    if run_id is None or budget is None:
+        return
+    run = await Job(client.bus, run_id).status()
+    line = None if run is None else kept_budget_told(run, budget)
+    if line is not None:
+        _say(line)
 
 
 async def _to_its_end(job: Job, progress: Progress, request: RunRequest, started: float) -> RunStatus:

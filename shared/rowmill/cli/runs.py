@@ -175,6 +175,8 @@ def _is_over(run: RunSummary) -> bool:
 
 
 def _told(run: RunSummary) -> list[str]:
+    from rowmill.budgets import as_typed  # noqa: PLC0415 - commands load what they need
+
     counts = run.counts
     facts = {
         "run": run.run_id,
@@ -184,6 +186,7 @@ def _told(run: RunSummary) -> list[str]:
         "waits for": run.waiting_for,
         "rows": rows_told(counts),
         "calls": charged_told(run),
+        "budget": ", ".join(as_typed(run.budget)) or None,
         "created": _time(run.created_at),
         "started": None if run.started_at is None else _time(run.started_at),
         "finished": None if run.finished_at is None else _time(run.finished_at),

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rowmill_contracts.budgets import Budget
     from rowmill_contracts.counts import Counts, Problem
     from rowmill_contracts.runs import RunSummary
 
@@ -22,6 +23,21 @@ def charged_told(run: RunSummary) -> str:
     """What a run was charged, such as ``2 made live, cost 0.03``."""
     heard = "" if run.charges_known else " (as last heard: the receipt-store does not answer)"
     return f"{run.counts.calls} made live, cost {run.counts.cost}{heard}"
+
+
+def kept_budget_told(run: RunSummary, given: Budget) -> str | None:
+    """What becomes of a budget that is given for a run that exists; None: it has that one."""
+    from rowmill.budgets import as_typed  # noqa: PLC0415 - commands load what they need
+    from rowmill_contracts.budgets import Limits, limits_of  # noqa: PLC0415
+
+    stands, asked = limits_of(run.budget), limits_of(given)
+    if all(getattr(asked, kind) in {None, getattr(stands, kind)} for kind in Limits.__struct_fields__):
+        return None
+    if run.state in {"completed", "failed", "cancelled"}:
+        return f"the run {run.run_id} exists and is over ({run.state}): --budget changes nothing of it"
+    has = f"a budget of {', '.join(as_typed(run.budget))}" if run.budget is not None else "no budget"
+    wanted = " ".join(f"--budget {word}" for word in as_typed(given))
+    return f"the run {run.run_id} exists, with {has}, which {wanted} does not change here; `rowmill runs resume {run.run_id} {wanted}` does"
 
 
 def numbered(count: int, thing: str) -> str:

@@ -8,9 +8,11 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from rowmill.budgets import as_typed, budget_typed
 from rowmill.cli import connecting
 from rowmill.cli.main import app
-from rowmill.cli.wording import hidden_told
+from rowmill.cli.wording import hidden_told, kept_budget_told
+from rowmill_contracts.budgets import Budget, Limits
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.runs import DatasetSummary, RunSummary
 
@@ -60,3 +62,23 @@ def test_input_columns_in_whose_place_others_were_computed_are_named() -> None:
     run = msgspec.structs.replace(RUN, datasets=[computed, DatasetSummary(dataset="more", state="closed", counts=COUNTS, columns=["domain"])])
     told = hidden_told(run, {"r1.leads": ["domain", "score", "_raw"], "r1.others": ["contact"]})
     assert told == ["the input's column 'score' is hidden: the play computes a column of that name"]
+
+
+@pytest.mark.parametrize(
+    ("has", "given", "said"),
+    [
+        (Decimal("0.5"), Decimal("0.50"), None),
+        (Limits(money=Decimal(5), calls=10), Limits(calls=10), None),
+        (Decimal("0.50"), Decimal(30), "a budget of 0.50, which --budget 30 does not change here; `rowmill runs resume r1 --budget 30` does"),
+        (None, Limits(calls=9, wall_time=60.0), "no budget, which --budget calls=9 --budget wall-time=60s does not change here"),
+    ],
+)
+def test_a_run_that_exists_keeps_its_budget_and_whoever_gives_another_is_told(has: Budget, given: Budget, said: str | None) -> None:
+    told = kept_budget_told(msgspec.structs.replace(RUN, state="waiting", budget=has), given)
+    assert told is None if said is None else said in (told or "")
+
+
+def test_the_words_of_a_budget_say_it_again() -> None:
+    limits = Limits(money=Decimal("5.00"), calls=1000, retries=0, wall_time=5400.0)
+    assert as_typed(limits) == ["5.00", "calls=1000", "retries=0", "wall-time=5400s"]
+    assert budget_typed(as_typed(limits)) == limits
