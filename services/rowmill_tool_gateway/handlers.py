@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from rowmill.runtime.deliveries import Delivery, Rejected
 from rowmill_contracts.budgets import is_spent_budget
 from rowmill_contracts.events import AskLanes, Control
@@ -17,10 +19,14 @@ class Handlers:
         self._replies = replies
 
     async def calls(self, delivery: Delivery) -> None:
-        """Work a page of calls; returns once each was answered, so only then it is acknowledged."""
+        """Work a page of calls; returns once each was answered, so only then it is acknowledged.
+
+        Who handles it is cancelled when the session with the broker is lost. The page stays in hand all the same, and is let go in its time: what was
+        claimed for it would else be renewed, and kept from whoever is given the page next, for as long as this process lives.
+        """
         match delivery.message:
             case ToolCalls() as message if delivery.reply_to:
-                await self._engine.take(message, delivery.reply_to).done
+                await asyncio.shield(self._engine.take(message, delivery.reply_to).done)
             case ToolCalls():
                 raise Rejected("tool calls without a reply queue: nobody would learn their outcome")
             case other:

@@ -74,6 +74,7 @@ class Neighbours:
         self.store = store
         self.silent: set[type[Message]] = set()
         self.asked: list[Message] = []
+        self.carried_out: list[Message] = []
         self.outcomes: dict[str, CallOutcome] = {}
         self._arrived = asyncio.Event()
 
@@ -82,6 +83,7 @@ class Neighbours:
         self.asked.append(request)
         await asyncio.sleep(0)
         reply = decode(None if (made := self.store.answer(request)) is None else made.message_type, encode(made))
+        self.carried_out.append(request)
         if type(message) in self.silent:
             raise AskTimeout(f"no answer to {message.message_type}")
         assert isinstance(reply, answer)

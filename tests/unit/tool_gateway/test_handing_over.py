@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 from tests.unit.tool_gateway.conftest import Rig, answering, find_tool
 
 from rowmill.errors import AskTimeout
+from rowmill.runtime.deliveries import Delivery
 from rowmill_contracts.digests import SHARDS, shard_of
 from rowmill_contracts.events import AskLanes
 from rowmill_contracts.shards import LeaseShard, OpenRequests
+from rowmill_contracts.tools import ToolCalls
+from rowmill_tool_gateway.handlers import Handlers
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse, MaySend, always
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.sharing import shares
@@ -147,6 +151,29 @@ async def test_who_has_a_shard_now_learns_at_once_that_requests_have_ended_that_
         await until(lambda: len(second.bus.outcomes) == 1)
     await first.stop()
     await second.stop()
+
+
+async def test_a_page_whose_handler_was_cancelled_with_its_session_is_let_go_like_any_other(patient: ToolGatewaySettings) -> None:
+    """What was claimed for it was renewed for as long as its gateway lived, and whoever was given the page then was told to wait for that."""
+    first = Rig(patient, holder=FIRST)
+    provider = Hold(first)
+    find = find_tool(concurrency=2)
+    items = [first.item(find, {"domain": f"{number}.example"}) for number in range(8)]
+    message = ToolCalls(run_id="run-1", org="acme", play="leads", started_at=first.clock.now(), calls=items)
+    delivery = Delivery(message=message, body=b"", queue="", message_id="page", reply_to="replies.executor")
+    handling = asyncio.create_task(Handlers(first.engine, first.bus).calls(delivery))
+    await until(lambda: provider.open == 2 and first.bus.claims > 2)
+    handling.cancel()
+    await asyncio.gather(handling, return_exceptions=True)
+    async with present(first, SECOND):
+        await until(lambda: holder(first) == "")
+        await until(lambda: len(first.bus.outcomes) == 6)
+        states = Counter(receipt.state for item in items if (receipt := first.store.receipts.get(item.receipt_key)) is not None)
+        assert states["running"] == 2, "that are sent"
+        assert states["queued"] == 0
+        provider.answer()
+        await until(lambda: len(first.bus.outcomes) == 8)
+    await first.stop()
 
 
 class TwoRequests:

@@ -52,7 +52,7 @@ class Rival:
     async def released(self) -> None:
         self.rig.bus.silent = set()
         async with asyncio.timeout(20):
-            while not any(isinstance(request, Release) for request in self.rig.bus.asked):
+            while not any(isinstance(request, Release) for request in self.rig.bus.carried_out):
                 await asyncio.sleep(0.001)
 
 
