@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rowmill.cli.typed import rate_typed, seconds_typed
 from rowmill.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -99,11 +100,9 @@ def replay(
     from rowmill.cli import dlq_text  # noqa: PLC0415 - commands load what they need
     from rowmill.cli.connecting import asked  # noqa: PLC0415
     from rowmill.client.dead_letter_queues import letter_box  # noqa: PLC0415
-    from rowmill.durations import Rate  # noqa: PLC0415
 
     chosen = _chosen(queue, run, play, tool, error, older_than, ids)
-    allowed = None if rate is None else Rate.parse(rate)
-    per_second = None if allowed is None else allowed.requests / allowed.window_seconds
+    per_second = None if rate is None else rate_typed("--rate", rate)
 
     async def work(url: str) -> Replay:
         async with letter_box(url) as box:
@@ -195,9 +194,8 @@ def _chosen(
     ids: list[str] | None = None,
 ) -> Filter:
     from rowmill.client.dead_letters import Filter  # noqa: PLC0415 - commands load what they need
-    from rowmill.durations import seconds  # noqa: PLC0415
 
-    age = None if older_than is None else seconds(older_than)
+    age = None if older_than is None else seconds_typed("--older-than", older_than)
     chosen = Filter(queue=queue, run_id=run, play=play, tool=tool, error=error, older_than=age, message_ids=tuple(ids or ()))
     chosen.queues()  # a wrong name is said before anything is asked
     return chosen

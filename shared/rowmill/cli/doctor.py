@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rowmill.cli.typed import seconds_typed
 from rowmill.cli.wording import numbered, rows_told
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ def doctor(
     nothing is owed for long, and whatever waits waits for something.
     """
     from rowmill.cli.connecting import servers  # noqa: PLC0415 - commands load what they need
-    from rowmill.durations import seconds  # noqa: PLC0415
 
-    health, audited, findings = asyncio.run(_look(servers(), audit, provider_stats, seconds(patience)))
+    within = seconds_typed("--patience", patience)
+    health, audited, findings = asyncio.run(_look(servers(), audit, provider_stats, within))
     if as_json:
         print(json.dumps(_document(health, audited, findings), indent=2))
     else:
@@ -96,7 +97,7 @@ def _lines(health: Health, audited: Audit | None, findings: list[Finding]) -> li
             lines.append(f"run       {audited.run_id} ({audited.state}), dataset {name}: {rows_told(counts)}")
         lines.append(f"charged   {audited.cost} for {numbered(audited.calls, 'call')}")
         if audited.unknown:
-            lines.append(f"receipts  {audited.unknown} calls with an unknown outcome wait for a decision (`rowmill receipts`)")
+            lines.append(f"receipts  {numbered(audited.unknown, 'call')} of unknown outcome to be decided (`rowmill receipts list`)")
     if not findings:
         return [*lines, "all is well"]
     return [*lines, *(f"WRONG     {finding}" for finding in findings)]

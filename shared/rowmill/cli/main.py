@@ -1,8 +1,9 @@
 """The `rowmill` command: what all of its commands share, and the place where each is registered.
 
 Each command or group has a module of its own here, which imports what is heavy (drivers, brokers, Arrow) inside its functions, so that
-`rowmill --help` and short commands answer at once. Errors that rowmill raises on purpose end as one sentence on stderr: exit status 2 when the
-command was used wrongly or something must be installed first, 1 otherwise. With `--debug` or `ROWMILL_DEBUG=1` their traceback is shown.
+`rowmill --help` and short commands answer at once. Errors that rowmill raises on purpose end as one sentence on stderr. The exit status is 2 when
+nothing was begun, since the command was used wrongly, the file that it was given is unusable or something must be installed first; 1 otherwise.
+With `--debug` or `ROWMILL_DEBUG=1` the error's traceback is shown.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from rowmill.cli import dev, dlq, doctor, lanes, plays, receipts, run, runs, serve, tools, up
-from rowmill.errors import RowmillError, UsageError
+from rowmill.errors import InputError, RowmillError, UsageError
 
 
 class _ErrorsAsSentences(TyperGroup):
@@ -30,7 +31,7 @@ class _ErrorsAsSentences(TyperGroup):
             if self.show_tracebacks:
                 raise
             typer.echo(f"rowmill: {error}", err=True)
-            sys.exit(2 if isinstance(error, UsageError) else 1)
+            sys.exit(2 if isinstance(error, UsageError | InputError) else 1)
         except Exception as error:
             if self.show_tracebacks:
                 raise

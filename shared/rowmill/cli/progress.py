@@ -54,7 +54,7 @@ class Progress:
         self._run_id = run_id
         self._state = "queued"
         self._started = time.monotonic()
-        self._console.print(f"rowmill: staged {self._staged} rows; run {run_id}", highlight=False)
+        self._console.print(f"rowmill: staged {numbered(self._staged, 'row')}; run {run_id}", highlight=False)
 
     def run_state(self, event: RunEvent) -> None:
         self._state = event.state
@@ -84,7 +84,7 @@ class Progress:
 
     def _table(self) -> Table:
         title = ", ".join(filter(None, (f"run {self._run_id}: {self._state}", self._charged)))
-        table = Table(title=title if self._run_id else f"staging: {self._staged} rows", title_justify="left")
+        table = Table(title=title if self._run_id else f"staging: {numbered(self._staged, 'row')}", title_justify="left")
         for column in ("dataset", "admitted", "done", "failed", "reused", "rows/s"):
             table.add_column(column, justify="left" if column == "dataset" else "right")
         for name, counts in self._counts.items():

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rowmill.budgets import money
+from rowmill.cli.typed import seconds_typed, text_typed
 from rowmill.cli.wording import numbered
 from rowmill.errors import UsageError
 
@@ -47,9 +47,18 @@ def list_receipts(
         print(json.dumps([_document(view) for view in found]))
         return
     if not found:
-        print("no receipts" if state == "any" else f"no receipts that are {state}")
+        print(_none_found(state, narrowed=run is not None or tool is not None))
     for view in found:
         print(f"{view.receipt}  {_state(view):12} {view.tool:24} run {view.run_id}  {_ending(view)}")
+
+
+def _none_found(state: str, *, narrowed: bool) -> str:
+    """What is not there; that others are not listed is said, too."""
+    of = " of that run or tool" if narrowed else ""
+    if state == "any":
+        return f"no receipts{of}"
+    what = f"no receipts{of} whose outcome nobody knows: nothing waits for your decision" if state == "unknown" else f"no {state} receipts{of}"
+    return f"{what} (`--state any` lists all)"
 
 
 @app.command("show")
@@ -115,13 +124,8 @@ def prune(
     """Forget old outputs and failures. A call of a forgotten receipt is paid for again. Never a live lease, nor an unknown outcome. Asks first."""
     from rowmill.cli.consent import consents, need_consent  # noqa: PLC0415 - commands load what they need
     from rowmill.client.receipts import ReceiptDesk  # noqa: PLC0415 - commands load what they need
-    from rowmill.durations import seconds  # noqa: PLC0415
-    from rowmill.errors import DefinitionError  # noqa: PLC0415
 
-    try:
-        age = seconds(older_than)
-    except DefinitionError as error:
-        raise UsageError(f"--older-than: {error}") from None
+    age = seconds_typed("--older-than", older_than)
     need_consent("forget receipts", yes=yes or dry_run, as_json=as_json)
     if not (yes or dry_run):
         meant = _asked(lambda bus: ReceiptDesk(bus).prune(age, dry_run=True))
@@ -160,7 +164,7 @@ def _name(receipt: str) -> str:
 
 
 def _json(text: str) -> bytes:
-    source = Path(text[1:]).read_text("utf-8") if text.startswith("@") else text
+    source = text_typed("--output", text)
     try:
         json.loads(source)
     except json.JSONDecodeError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rowmill.budgets import budget_typed
-from rowmill.errors import UsageError
+from rowmill.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from rowmill.plays import Play
@@ -49,7 +49,10 @@ def run(
     from rowmill.project import Project  # noqa: PLC0415
 
     if out is not None:
-        check_output(out)
+        try:
+            check_output(out)
+        except OutputError as error:  # before anything was begun, it is a wrong usage
+            raise UsageError(f"--out: {error}") from None
     project = Project.find(Path.cwd())
     project.load()
     found = project.play(play)

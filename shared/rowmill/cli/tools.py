@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rowmill.cli.typed import seconds_typed, text_typed
 from rowmill.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def call(
     described = _project().tool(tool)
     value = _input(given or [], document)
     described.encode_input(value)  # a wrong input is said before anybody is asked
-    limits = {"wait": _seconds("--wait", wait), "timeout": None if timeout is None else _seconds("--timeout", timeout)}
+    limits = {"wait": seconds_typed("--wait", wait), "timeout": None if timeout is None else seconds_typed("--timeout", timeout)}
 
     def waiting(outcome: CallOutcome) -> None:
         typer.echo(f"rowmill: waits {outcome.wait_ms / 1000:.0f} s: {outcome.reason}", err=True)
@@ -144,9 +145,8 @@ def _input(given: list[str], document: str | None) -> Any:
     if document is not None:
         if given:
             raise UsageError("say --input JSON for the whole input, or NAME=VALUE for its parts, not both")
-        text = Path(document[1:]).read_text("utf-8") if document.startswith("@") else document
         try:
-            return json.loads(text)
+            return json.loads(text_typed("--input", document))
         except json.JSONDecodeError as error:
             raise UsageError(f"--input is not JSON: {error}") from None
     value: dict[str, Any] = {}
@@ -159,16 +159,6 @@ def _input(given: list[str], document: str | None) -> Any:
         except json.JSONDecodeError:
             value[name] = text
     return value
-
-
-def _seconds(option: str, text: str) -> float:
-    from rowmill.durations import seconds  # noqa: PLC0415
-    from rowmill.errors import DefinitionError  # noqa: PLC0415
-
-    try:
-        return seconds(text)
-    except DefinitionError as error:
-        raise UsageError(f"{option}: {error}") from None
 
 
 def _outcome(outcome: CallOutcome) -> dict[str, Any]:

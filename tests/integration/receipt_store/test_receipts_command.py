@@ -66,6 +66,9 @@ async def lost(ann: Caller, key: bytes) -> str:
 async def test_what_nobody_knows_is_listed_shown_and_settled(operator: Operator, ann: Caller, key: bytes, lost: str) -> None:
     listed = await operator.types("list")
     assert lost in listed.stdout
+    none = await operator.types("list", "--run", "no-run")
+    told = "no receipts of that run or tool whose outcome nobody knows: nothing waits for your decision (`--state any` lists all)\n"
+    assert none.stdout == told
     assert key.hex() not in listed.stdout
     shown = await operator.types("show", lost[:8])
     assert f"rowmill receipts replay {lost}" in shown.stdout

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from rowmill import registry
 from rowmill.cli import consent
 from rowmill.cli.main import app
+from rowmill.cli.progress import Progress
 from rowmill.errors import RowmillError
+
+PLAY = """
+from pydantic import BaseModel
+from rowmill import Context, Rows, play
+
+class Company(BaseModel):
+    website: str
+
+class Companies(BaseModel):
+    companies: Rows[Company]
+
+@play("companies", description="Nothing")
+async def companies(ctx: Context, input: Companies) -> None:
+    return None
+"""
 
 
 def rowmill(*arguments: str) -> Result:
@@ -52,6 +70,40 @@ def test_missing_packages_end_with_status_2(tmp_path: Path, monkeypatch: pytest.
     result = rowmill("dev", "up", "--project", str(tmp_path))
     assert result.exit_code == 2
     assert "apt-get install -y rabbitmq-server" in result.stderr
+
+
+WRONG = {
+    "no file": ("run", "companies", "--csv", "nofile.csv"),
+    "no column": ("run", "companies", "--csv", "other.csv"),
+    "no such ending": ("run", "companies", "--csv", "other.csv", "--out", "rows.doc"),
+    "no duration": ("dlq", "purge", "--older-than", "soon", "--yes"),
+    "no rate": ("dlq", "replay", "--rate", "fast"),
+    "no patience": ("doctor", "--patience", "much"),
+    "no answer's file": ("receipts", "settle", "abcd", "--output", "@nofile.json"),
+}
+
+
+@pytest.mark.parametrize("words", WRONG.values(), ids=WRONG)
+def test_what_was_asked_wrongly_ends_with_status_2_and_not_with_that_of_failed_rows(
+    nothing_answers: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nothing_answers / "rowmill.toml").write_text('plays = ["plays_of_wrong_usage"]\n')
+    (nothing_answers / "plays_of_wrong_usage.py").write_text(PLAY)
+    (nothing_answers / "other.csv").write_text("a,b\n1,2\n")
+    monkeypatch.chdir(nothing_answers)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with registry.isolated():
+        result = rowmill(*words)
+    sys.modules.pop("plays_of_wrong_usage", None)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert "a bug" not in result.stderr
+
+
+def test_one_staged_row_is_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress()
+    progress.staged(1)
+    progress.run_started("r1")
+    assert "staged 1 row; run r1" in capsys.readouterr().err
 
 
 def test_an_unknown_command_ends_with_status_2() -> None:
