@@ -6,9 +6,8 @@ import hashlib
 import traceback
 
 from rowmill.errors import RowmillError, StepFailed, ToolFailed
+from rowmill.said import printable, said_by
 from rowmill_contracts.counts import Problem
-
-_LONGEST_MESSAGE = 2000
 
 
 class RowTooLarge(RowmillError):
@@ -35,16 +34,18 @@ class RowFailure(Exception):
 
 def problem_of(error: BaseException, *, column: str | None = None, row: int | None = None, code: str = "resolver_failed") -> Problem:
     """The error in words. ``code`` is for errors that have none of their own. ``row``: index in the input."""
-    tool = None
+    tool, said = None, said_by(error)
     if isinstance(error, RowmillError):
-        code, text = error.code, str(error)
+        code, text = error.code, said
         if isinstance(error, ToolFailed) and error.failure is not None:
             code, tool = error.failure.code, error.failure.tool
         elif isinstance(error, StepFailed) and error.failure is not None:
             code = error.failure.code
     else:
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return Problem(code=code, message=printable(text), column=column, row=row, tool=tool, traceback_digest=traceback_digest(error))
+        text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return Problem(
+        code=printable(said_by(code)), message=printable(text), column=column, row=row, tool=tool, traceback_digest=traceback_digest(error)
+    )
 
 
 def traceback_digest(error: BaseException) -> str:
@@ -53,8 +54,3 @@ def traceback_digest(error: BaseException) -> str:
     for frame in traceback.extract_tb(error.__traceback__):
         digest.update(f"{frame.filename}:{frame.name}:{frame.lineno}\n".encode("utf-8", "replace"))
     return digest.hexdigest()[:16]
-
-
-def printable(text: str) -> str:
-    """The text as it can travel and be stored: no NUL, no lone surrogates."""
-    return text[:_LONGEST_MESSAGE].encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")

@@ -17,10 +17,10 @@ from rowmill.encoding.canonical import canonical
 from rowmill.encoding.receipts import receipt_key, scope_of, short_digest
 from rowmill.encoding.values import HandleFactory, decode_value, encode_value
 from rowmill.errors import AskDied, DefinitionError, StepFailed, UsageError, ValueNotStorable
+from rowmill.said import printable, said_by
 from rowmill.versions import code_version
 from rowmill_contracts.tools import CallOutcome, Effect, ToolFailure
 from rowmill_row_executor.endings import OutcomeUnknown, Parked
-from rowmill_row_executor.failures import printable
 from rowmill_row_executor.ports import Asker
 
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
@@ -181,7 +181,8 @@ def raised(step: StepCall, error: BaseException) -> ToolFailure:
     """The record of what the function raised."""
     if isinstance(error, StepFailed) and error.failure is not None and error.failure.tool == step.tool:
         return error.failure
-    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    words = said_by(error)
+    said = f"{type(error).__name__}: {words}" if words else type(error).__name__
     return failure_of(step, StepFailed.code, f"step {step.id!r} failed: {said}")
 
 

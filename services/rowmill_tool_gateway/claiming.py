@@ -10,6 +10,7 @@ from typing import Protocol
 
 from rowmill.errors import RowmillError
 from rowmill.runtime.clock import Clock
+from rowmill.said import printable, said_by
 from rowmill_contracts.receipts import Claim, ClaimAnswer, FailedCall, LeaseRef
 from rowmill_contracts.tools import ToolFailure
 from rowmill_tool_gateway.flights import Call, Flight, Stage
@@ -122,7 +123,10 @@ class Claims:
             flight.payer_run = flight.calls[0].page.run_id
             tool = flight.tool
             self._hand.failed(
-                flight, ToolFailure(tool=tool.id, provider=tool.provider, code="cost", message=str(error), origin="gateway", category="definition")
+                flight,
+                ToolFailure(
+                    tool=tool.id, provider=tool.provider, code="cost", message=printable(said_by(error)), origin="gateway", category="definition"
+                ),
             )
             return
         flight.stage, flight.leased_at = Stage.CLAIMING, now

@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Final, Literal
 
+from rowmill.said import printable
 from rowmill_contracts.tools import Effect, ToolFailure
 
 Kind = Literal["answered", "not_sent", "never_opened", "no_answer", "bad_answer", "wrong_answer", "too_large", "raised", "crashed", "misdefined"]
@@ -202,13 +203,13 @@ def decide(
     failure = ToolFailure(
         tool=tool,
         provider=provider,
-        code=seen.code or rule.code,
-        message=seen.message,
+        code=printable(seen.code or rule.code),
+        message=printable(seen.message),
         origin="tool" if seen.kind in {"raised", "crashed"} else "gateway" if seen.kind == "misdefined" else "provider",
-        category=seen.category or rule.category,
+        category=printable(seen.category or rule.category),
         retryable=may_repeat,
         status=seen.status,
-        request_id=seen.request_id,
+        request_id=None if seen.request_id is None else printable(seen.request_id),
         retry_after=seen.retry_after,
     )
     match rule.follow:

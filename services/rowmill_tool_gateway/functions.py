@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import inspect
 import json
+import math
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
@@ -23,6 +24,7 @@ import structlog
 
 from rowmill.errors import DefinitionError, InputInvalid, SecretMissing, ToolError
 from rowmill.runtime.ends import being_cancelled
+from rowmill.said import said_by
 from rowmill.tools import Tool, ToolCall
 from rowmill_tool_gateway.credentials import Credentials
 from rowmill_tool_gateway.failures import Observation
@@ -85,16 +87,16 @@ class FunctionCarrier:
             secrets: Mapping[str, str] = await self._credentials.values(tool.provider)
             refuse_secrets(tool, inputs, self._credentials)
         except SecretMissing as error:
-            return [Observation("misdefined", str(error), code=error.code, category="auth")] * len(inputs)
+            return [Observation("misdefined", said_by(error), code=error.code, category="auth")] * len(inputs)
         except InputInvalid as error:
-            return [Observation("misdefined", str(error), code=error.code)] * len(inputs)
+            return [Observation("misdefined", said_by(error), code=error.code)] * len(inputs)
         if not may_send():
             return [Observation("not_sent", str(not_sent()))] * len(inputs)
         fresh = tool.effect == "non_idempotent"
         try:
             client = self._clients.client(tool.provider, fresh=fresh)
         except DefinitionError as error:  # of its TLS files
-            return [Observation("misdefined", str(error))] * len(inputs)
+            return [Observation("misdefined", said_by(error))] * len(inputs)
         deadline = self._monotonic() + timeout
         call = ToolCall(http=client, blocking_http=self._clients.blocking(client), keys=list(keys), deadline=deadline, secrets=secrets)
         right = Right(may_send, elsewhere=tool.blocking)
@@ -103,7 +105,7 @@ class FunctionCarrier:
             async with asyncio.timeout(timeout):
                 outputs = await self._called(given if tool.batch is not None else given[0], call, right)
         except NoResponse as error:
-            return [Observation("no_answer" if self._did_something(right) else error.kind, str(error))] * len(inputs)
+            return [Observation("no_answer" if self._did_something(right) else error.kind, said_by(error))] * len(inputs)
         except BaseException as error:  # author code may raise anything: what ends neither this process nor the call is the function's own
             if isinstance(error, KeyboardInterrupt) or (isinstance(error, asyncio.CancelledError) and being_cancelled()):
                 raise
@@ -146,7 +148,10 @@ class FunctionCarrier:
         """A request that never was does not mean that nothing happened. That a connection never opened is believed of our own transport alone,
         where the call must not be repeated: of a function's own client nothing is known.
         """
-        seen = self._seen(error)
+        try:
+            seen = self._seen(error)
+        except BaseException as unread:  # author code's errors may raise anything where they are read
+            seen = Observation("crashed", f"{type(error).__name__}, of which nothing can be read ({type(unread).__name__})")
         did_something = self._did_something(right)
         ours = self._tool.effect != "non_idempotent" or any(error is one for one in right.unopened)
         if seen.kind == "never_opened" and (did_something or not ours):
@@ -156,39 +161,49 @@ class FunctionCarrier:
     def _seen(self, error: BaseException) -> Observation:
         match error:
             case ToolError():
+                status, retry_after = _number(error.status), _number(error.retry_after)
                 return Observation(
                     "raised",
-                    error.message,
-                    status=error.status,
-                    retry_after=error.retry_after,
-                    code=None if error.failure_code == ToolError.code else error.failure_code,
-                    category=None if error.category == "rejected" else error.category,  # the default; a status says more
-                    retryable=error.retryable,
+                    said_by(error.message),
+                    status=None if status is None else int(status),
+                    retry_after=retry_after,
+                    code=None if error.failure_code == ToolError.code else said_by(error.failure_code),
+                    category=None if error.category == "rejected" else said_by(error.category),  # the default; a status says more
+                    retryable=bool(error.retryable),
                 )
             case httpx.HTTPStatusError():
                 body = self._credentials.redactor.body(_body(error.response))  # before it is cut, lest a part of a secret be left
                 return seen_answer(error.response.status_code, error.response.headers, body, self._wall())
             case SecretMissing():
-                return Observation("misdefined", str(error), code=error.code, category="auth")
+                return Observation("misdefined", said_by(error), code=error.code, category="auth")
             case NoResponse():  # of one item among others, which may have been sent
-                return Observation("no_answer", str(error))
+                return Observation("no_answer", said_by(error))
             case ResponseTooLarge():
-                return Observation("too_large", str(error))
+                return Observation("too_large", said_by(error))
             case BadResponse():
-                return Observation("bad_answer", str(error))
+                return Observation("bad_answer", said_by(error))
             case httpx.HTTPError() if isinstance(error, NEVER_OPENED):
-                return Observation("never_opened", f"no connection to the provider: {error}")
+                return Observation("never_opened", f"no connection to the provider: {said_by(error)}")
             case httpx.DecodingError() | httpx.RemoteProtocolError():
-                return Observation("bad_answer", f"the answer cannot be read: {error}")
+                return Observation("bad_answer", f"the answer cannot be read: {said_by(error)}")
             case httpx.TransportError():
-                return Observation("no_answer", f"the connection was lost before the answer: {type(error).__name__}: {error}")
+                return Observation("no_answer", f"the connection was lost before the answer: {type(error).__name__}: {said_by(error)}")
             case json.JSONDecodeError() | UnicodeDecodeError():  # what `httpx.Response.json` raises
-                return Observation("bad_answer", f"the answer is not JSON: {error}", code="not_json")
+                return Observation("bad_answer", f"the answer is not JSON: {said_by(error)}", code="not_json")
             case TimeoutError():
                 return Observation("no_answer", "no answer within the call's timeout", code="timeout")
             case _:
                 log.warning("tool_crashed", tool=self._tool.id, error_type=type(error).__name__)
-                return Observation("crashed", f"{type(error).__name__}: {error}")
+                return Observation("crashed", f"{type(error).__name__}: {said_by(error)}")
+
+
+def _number(given: Any) -> float | None:
+    """What author code gives for a number, such as a header's text, as messages carry it; None: nothing usable."""
+    try:
+        number = float(given)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
 
 
 def _body(response: httpx.Response) -> bytes:

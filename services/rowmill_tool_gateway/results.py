@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from rowmill.errors import OutputInvalid, RowmillError
+from rowmill.said import said_by
 from rowmill.tools import Tool
 from rowmill_tool_gateway.failures import Observation
 
@@ -82,9 +83,9 @@ def output_of(tool: Tool, value: Any, limit: int) -> Ended:
     try:
         raw = msgspec.json.encode(tool.encode_output(value))
     except OutputInvalid as error:
-        return Observation("wrong_answer", str(error))
+        return Observation("wrong_answer", said_by(error))
     except BaseException as error:  # an author's serialiser may raise anything
-        return Observation("wrong_answer", f"answer of tool {tool.id!r} cannot be written as JSON: {error}")
+        return Observation("wrong_answer", f"answer of tool {tool.id!r} cannot be written as JSON: {said_by(error)}")
     return _read_item(tool, None, raw, limit)
 
 
@@ -101,11 +102,11 @@ def _read_item(tool: Tool, status: int | None, raw: bytes, limit: int, *, lenien
         result = tool.result(value, http_status=status)
         cost = None if tool.actual_cost is None else tool.actual_cost_of(result, Decimal(0))
     except OutputInvalid as error:
-        return Observation("wrong_answer", str(error))
+        return Observation("wrong_answer", said_by(error))
     except RowmillError as error:
-        return Observation("wrong_answer", str(error), category="definition")
+        return Observation("wrong_answer", said_by(error), category="definition")
     except BaseException as error:  # an author's actual_cost may raise anything
-        return Observation("wrong_answer", f"actual_cost of tool {tool.id!r} failed: {error!r}", category="definition")
+        return Observation("wrong_answer", f"actual_cost of tool {tool.id!r} failed: {type(error).__name__}: {said_by(error)}", category="definition")
     unfit = b',"data":null' if result.data is None and value is not None else b""
     return Result(b'{"raw":' + raw + unfit + _meta(status), result.status == "no_result", cost)
 

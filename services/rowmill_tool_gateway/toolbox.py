@@ -10,6 +10,7 @@ import msgspec
 
 from rowmill import registry
 from rowmill.errors import RowmillError
+from rowmill.said import said_by
 from rowmill.tools import Tool
 from rowmill_contracts.tools import Effect
 from rowmill_tool_gateway.http_tools import Carrier
@@ -43,7 +44,7 @@ class PreparedTool:
         except RowmillError:
             raise
         except BaseException as error:  # an author's cost function may raise anything
-            raise RowmillError(f"cost of tool {tool.id!r} failed: {type(error).__name__}: {error}") from error
+            raise RowmillError(f"cost of tool {tool.id!r} failed: {type(error).__name__}: {said_by(error)}") from error
 
 
 class Toolbox:

@@ -228,6 +228,18 @@ async def test_an_error_message_that_cannot_travel_is_made_to(bench: Any) -> Non
     assert "\x00" not in message
 
 
+async def test_an_error_that_cannot_be_put_in_words_fails_its_row(bench: Any) -> None:
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise LookupError("no words")
+
+    def raises(row: Any) -> None:
+        raise Unspeakable
+
+    await bench.run_rows(dataset(r=raises).program(), [{"n": 1}])
+    assert "its str() raised LookupError" in settled(bench)[0].error.message
+
+
 async def test_rows_of_a_stopped_run_that_were_not_begun_are_cancelled(bench: Any) -> None:
     called = []
     runner = bench.runner()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from pydantic import field_validator
-from tests.unit.tool_gateway.conftest import FindIn, Rig, find_tool
+from tests.unit.tool_gateway.conftest import FindIn, Rig, answering, find_tool
 
-from rowmill import Provider, ToolCall
+from rowmill import Batch, Provider, ToolCall, ToolError
 from rowmill_contracts.receipts import ClaimAnswer, HaltRun, Release
 from rowmill_tool_gateway.flights import Stage
 from rowmill_tool_gateway.http_tools import HttpCarrier
@@ -161,3 +162,54 @@ async def test_whatever_a_cost_function_raises_ends_its_call(rig: Rig, before: b
         [answered] = await rig.ask([rig.item(order, {"domain": "a.example"})])
     assert answered.outcome == "failed"
     assert not rig.engine.hand.flights
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise LookupError("no words")
+
+
+LONE = "\udc80 and \x00"
+SPOKEN: list[tuple[BaseException, str]] = [
+    (ValueError(LONE), "ValueError: \\udc80 and \\x00"),
+    (Unspeakable(), "its str() raised LookupError"),
+    (ToolError(LONE, failure_code=LONE, category=LONE), "\\udc80 and \\x00"),
+    (ToolError(Unspeakable()), "its str() raised LookupError"),  # type: ignore[arg-type]
+    (ToolError("no", status="404", retry_after="soon", failure_code=7), "no"),  # type: ignore[arg-type]
+    (ToolError("no", status=math.inf, retry_after=Decimal(3), category=object()), "no"),  # type: ignore[arg-type]
+    (ToolError("x" * 3_000_000), "xxx"),
+    (ToolError.__new__(ToolError), "ToolError, of which nothing can be read"),
+]
+
+
+@pytest.mark.parametrize(("error", "said"), SPOKEN, ids=range(len(SPOKEN)))
+@pytest.mark.parametrize("returned", [False, True])
+async def test_whatever_an_error_says_can_be_stored_and_is_paid_once(rig: Rig, error: BaseException, said: str, returned: bool) -> None:
+    """Errors are raised for a whole batch, or returned for one of its items, which spoils no other."""
+    provider = Provider("crm", base_url="http://127.0.0.1:1")
+    called = 0
+
+    @provider.tool("order", effect="read", batch=Batch(max=2))
+    async def order(given: list[FindIn], call: ToolCall) -> list[Any]:
+        nonlocal called
+        called += len(given)
+        if returned:
+            return [error if each.domain == "a.example" else "done" for each in given]
+        raise error
+
+    async with asyncio.timeout(20):
+        answered, other = await rig.ask([rig.item(order, {"domain": "a.example"}), rig.item(order, {"domain": "b.example"})])
+    assert answered.outcome == "failed"
+    assert answered.failure is not None
+    assert said in answered.failure.message
+    assert len(answered.failure.message) <= 2000
+    assert other.outcome == ("completed" if returned else "failed")
+    assert called == 2
+
+
+async def test_what_a_provider_names_a_request_can_be_stored(rig: Rig) -> None:
+    rig.port.script = answering({}, 404, X_Request_Id=LONE)
+    async with asyncio.timeout(20):
+        [answered] = await rig.ask([rig.item(find_tool(), {"domain": "a.example"})])
+    assert answered.failure is not None
+    assert answered.failure.request_id == "\\udc80 and \\x00"
