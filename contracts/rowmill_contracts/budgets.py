@@ -14,6 +14,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     ``calls``: requests made for it for the first time. ``retries``: requests made again for the same call. ``wall_time``: seconds from its
     start, those not counted in which it waits for a person (paused, a spent budget, an unpaid provider).
+    At most below 10^15 of each, and 10 years.
     """
 
     money: Decimal | None = None
@@ -69,3 +70,26 @@ def is_amount(value: Decimal) -> bool:
     """
     exponent = value.as_tuple().exponent
     return isinstance(exponent, int) and 0 <= value < MOST_MONEY and -MONEY_DIGITS <= exponent <= MONEY_DIGITS
+
+
+MOST_COUNTED: Final = 10**15
+MOST_SECONDS: Final = 10 * 365 * 86400.0
+"""Of a run's wall time: 10 years. What is millennia away is a date for a database, and none for who reads it."""
+
+
+def _short(number: int) -> str:
+    """A number of any length, as far as a person reads it."""
+    return str(number) if number < 10**30 else "a number of more than 30 digits"
+
+
+def unfit(limits: Limits) -> str | None:
+    """Why these limits cannot be kept, to a person; None: they can."""
+    if limits.money is not None and not is_amount(limits.money):
+        return f"budget {limits.money} is not an amount"
+    for kind in ("calls", "retries"):
+        number = getattr(limits, kind)
+        if number is not None and not 0 <= number < MOST_COUNTED:
+            return f"budget of {kind} must be from 0 to below 10^15, not {_short(number)}"
+    if limits.wall_time is not None and not 0 <= limits.wall_time <= MOST_SECONDS:
+        return f"budget of wall time {limits.wall_time:g} s must be from 0 to {MOST_SECONDS:.0f} s, which are 10 years"
+    return None

@@ -14,7 +14,7 @@ from rowmill.runtime.deliveries import Rejected
 from rowmill_admission.owed import Owed
 from rowmill_admission.runs import Run
 from rowmill_admission.store import runs as run_store
-from rowmill_contracts.budgets import Budget, Limits, budget_of, is_amount, limits_of
+from rowmill_contracts.budgets import Budget, Limits, budget_of, limits_of, unfit
 from rowmill_contracts.receipts import HaltRun
 from rowmill_contracts.topology import RECEIPTS_SETTLE
 
@@ -25,7 +25,7 @@ def raised(before: Budget, given: Budget) -> Budget:
     """A run's budget with the limits of the kinds that are given in the place of what stood before.
 
     Raises:
-        Rejected: the money is no amount.
+        Rejected: a limit cannot be kept, such as money that is no amount.
 
     """
     limits = checked(given)
@@ -33,10 +33,10 @@ def raised(before: Budget, given: Budget) -> Budget:
 
 
 def checked(budget: Budget) -> Limits:
-    """The limits of a budget. Raises `Rejected` where its money is no amount."""
+    """The limits of a budget. Raises `Rejected` where one cannot be kept, such as money that is no amount, or centuries of wall time."""
     limits = limits_of(budget)
-    if limits.money is not None and not is_amount(limits.money):
-        raise Rejected(f"budget {limits.money} is not an amount")
+    if (why := unfit(limits)) is not None:
+        raise Rejected(why)
     return limits
 
 

@@ -113,7 +113,7 @@ class Halting:
         """Lift the halt in the receipt-store, then publish the rows that waited. Refused where the run would stop at once again for its budget.
 
         Raises:
-            Rejected: the budget is no amount.
+            Rejected: the budget cannot be kept.
             UnavailableError: the receipt-store has not lifted the halt yet; asking again is safe.
 
         """

@@ -21,6 +21,7 @@ from rowmill_admission.store import datasets as dataset_store
 from rowmill_admission.store import inputs as input_store
 from rowmill_admission.store import owed
 from rowmill_admission.store import runs as run_store
+from rowmill_contracts.budgets import MOST_COUNTED
 from rowmill_contracts.charges import RunCharges
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.envelope import NULL
@@ -65,11 +66,13 @@ class Runs:
         """Store a run once, whatever is repeated.
 
         Raises:
-            Rejected: rows that are not objects, both ``rows`` and ``input_ref``, or a budget that is no amount.
+            Rejected: rows that are not objects, both ``rows`` and ``input_ref``, or a budget or limit that cannot be kept.
 
         """
         identity = runs.identity_of(start, delivery.message_id, delivery.body)
         checked(start.options.budget)
+        if start.options.limit is not None and start.options.limit >= MOST_COUNTED:
+            raise Rejected("a limit of rows must be below 10^15")
         if start.rows is not None and start.input_ref is not None:
             raise Rejected("a RunStart carries rows or an input_ref, not both")
         pages = [

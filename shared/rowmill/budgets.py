@@ -8,7 +8,7 @@ from typing import Any
 
 from rowmill.durations import seconds
 from rowmill.errors import DefinitionError, UsageError
-from rowmill_contracts.budgets import Budget, Limits, is_amount, limits_of
+from rowmill_contracts.budgets import Budget, Limits, is_amount, limits_of, unfit
 from rowmill_contracts.budgets import budget_of as shortest
 
 BudgetLike = Decimal | int | str | Mapping[str, Any] | Limits
@@ -23,8 +23,10 @@ def budget_of(given: BudgetLike | None) -> Decimal | Limits | None:
 
     Raises `UsageError` naming the kind and the value.
     """
-    if given is None or isinstance(given, Limits):
-        return given
+    if given is None:
+        return None
+    if isinstance(given, Limits):
+        return _fit(given)
     if not isinstance(given, Mapping):
         return money("budget", given)
     unknown = sorted(set(given) - set(_KINDS))
@@ -37,7 +39,13 @@ def budget_of(given: BudgetLike | None) -> Decimal | Limits | None:
         retries=_count("retries", said["retries"]) if "retries" in said else None,
         wall_time=_time(said["wall_time"]) if "wall_time" in said else None,
     )
-    return shortest(limits)
+    return shortest(_fit(limits))
+
+
+def _fit(limits: Limits) -> Limits:
+    if (why := unfit(limits)) is not None:
+        raise UsageError(why)
+    return limits
 
 
 def budget_typed(words: Iterable[str]) -> Decimal | Limits | None:

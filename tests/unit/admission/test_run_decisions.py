@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from rowmill.runtime.deliveries import Rejected
 from rowmill_admission import datasets, runs
 from rowmill_admission.charges import charged
 from rowmill_admission.datasets import Dataset
+from rowmill_admission.decisions import checked, raised
+from rowmill_admission.running import Runs
 from rowmill_admission.runs import Identity, Run
+from rowmill_contracts.budgets import MOST_SECONDS, Limits
 from rowmill_contracts.charges import RunCharges
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.envelope import EMPTY_OBJECT
@@ -136,3 +141,41 @@ def test_total_rows_are_those_of_the_input_or_fewer_by_the_limit() -> None:
     assert dataset(input_rows=10).total_rows == 10
     assert dataset(input_rows=10, row_limit=3).total_rows == 3
     assert dataset(input_rows=2, row_limit=3).total_rows == 2
+
+
+@pytest.mark.parametrize("kept", [None, Decimal(5), Limits(wall_time=MOST_SECONDS), Limits(wall_time=0.0), Limits(calls=10**15 - 1, retries=0)])
+def test_a_budget_that_can_be_kept_is_taken(kept: Any) -> None:
+    checked(kept)
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        (Decimal("NaN"), "amount"),
+        (Limits(wall_time=1e12), "10 years"),
+        (Limits(wall_time=1e300), "10 years"),
+        (Limits(calls=2**63), "calls"),
+        (Limits(calls=10**5000), "calls"),
+        (Limits(retries=10**30), "retries"),
+    ],
+)
+def test_a_budget_that_cannot_be_kept_starts_and_resumes_no_run(odd: Any, why: str) -> None:
+    with pytest.raises(Rejected, match=why):
+        checked(odd)
+    with pytest.raises(Rejected, match=why):
+        raised(Limits(calls=1), odd)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (RunOptions(limit=2**63), "limit of rows"),
+        (RunOptions(limit=10**30), "limit of rows"),
+        (RunOptions(budget=Limits(wall_time=1e12)), "10 years"),
+    ],
+)
+async def test_a_start_that_cannot_be_kept_is_refused_before_anything_is_stored(options: RunOptions, why: str) -> None:
+    nothing: Any = None
+    delivery: Any = SimpleNamespace(message_id="m", body=b"{}")
+    with pytest.raises(Rejected, match=why):
+        await Runs(nothing, nothing, nothing, nothing, nothing).start(RunStart(play="p", run_id="r", options=options), delivery)

@@ -45,6 +45,12 @@ def test_a_budget_is_money_or_limits_by_kind(given: Any, expected: Any) -> None:
         ({"calls": 1.5}, "1.5"),
         ({"retries": "few"}, "retries"),
         ({"wall_time": "soon"}, "wall time"),
+        ({"wall_time": 1e12}, "wall time 1e\\+12 s must be from 0 to 315360000 s, which are 10 years"),
+        ({"calls": 10**15}, "calls must be from 0 to below 10.15, not 1000000000000000"),
+        ({"calls": 10**5000}, "more than 30 digits"),
+        ({"retries": 2**63}, "retries"),
+        (Limits(wall_time=float("nan")), "wall time"),
+        (Limits(money=Decimal(-1)), "amount"),
     ],
 )
 def test_what_is_no_budget_is_refused_by_name(given: Any, named: str) -> None:
