@@ -26,6 +26,7 @@ from rowmill_row_executor.dataset_calls import DatasetFailed
 from rowmill_row_executor.failures import problem_of
 from rowmill_row_executor.ports import Admission, Asker, CallDesk, RowSource
 from rowmill_row_executor.replay import Replay
+from rowmill_row_executor.stand_in import apart
 from rowmill_row_executor.step_runner import StepRunner
 
 log = structlog.get_logger()
@@ -84,7 +85,7 @@ def begin(
 ) -> tuple[BodyContext, asyncio.Task[Any]]:
     """Start a body from the top, over what is on record. ``term`` 0: read-only, up to the dataset ``wanted``. Raises `InputInvalid`."""
     inputs = {staged.field: staged.input_id for staged in run.inputs}
-    given = play.read_input(msgspec.json.decode(run.input) or {}, inputs)
+    given = apart(play.read_input, msgspec.json.decode(run.input) or {}, inputs)  # author code's validators
     calls = BodyCalls(run.run_id, term, Replay(run.calls), world.admission)
     ctx = BodyContext(
         calls,

@@ -14,6 +14,7 @@ from typing import Any
 from rowmill.datasets import DatasetProgram
 from rowmill.errors import RowmillError
 from rowmill.plays import Play
+from rowmill.said import said_by
 from rowmill_contracts.runs import RunOptions, RunRecord
 from rowmill_row_executor.bodies import World, begin, drop, until_it_stands
 
@@ -57,7 +58,7 @@ async def capture(
         if not body.done():
             raise CaptureFailed(f"{where}: it waits for something that is not on record")
         error = None if body.cancelled() else body.exception()
-        raise CaptureFailed(f"{where}: it ended" if error is None else f"{where}: {type(error).__name__}: {error}") from error
+        raise CaptureFailed(f"{where}: it ended" if error is None else f"{where}: {type(error).__name__}: {said_by(error)}") from error
     except TimeoutError as error:
         raise CaptureFailed(f"play {run.play!r} does not come to dataset {dataset!r} within {timeout:g} s") from error
     finally:

@@ -36,6 +36,7 @@ from rowmill_row_executor.row_context import RunBudget
 from rowmill_row_executor.row_runner import Lane, RowRunner
 from rowmill_row_executor.row_work import RowWork
 from rowmill_row_executor.settling import PageTicket
+from rowmill_row_executor.stand_in import apart
 
 log = structlog.get_logger()
 
@@ -235,7 +236,7 @@ class KeysHandler:
             return
         try:
             captured = await self._captures.of(message.run_id, message.dataset)
-            keys = keys_of(captured.program.key_spec, message)
+            keys = apart(keys_of, captured.program.key_spec, message)
         except RowFailure as failure:
             await self._bus.reply(delivery, PageKeys(error=problem_of(failure.error, row=failure.row, code="key_failed")))
         except (NonDeterministicPlay, CaptureFailed, InputInvalid, DefinitionError, RunStopped) as error:

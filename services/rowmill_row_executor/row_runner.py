@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import copy_context
 
 import structlog
 
 from rowmill.datasets import DatasetProgram
+from rowmill.errors import RowmillError
 from rowmill.runtime.clock import Clock
 from rowmill.runtime.limits import end_process
 from rowmill_contracts.rows import RowTask, SettledRow
@@ -23,7 +24,9 @@ from rowmill_row_executor.endings import Parked
 from rowmill_row_executor.failures import RowTimeout, problem_of
 from rowmill_row_executor.fairness import RoundRobin
 from rowmill_row_executor.ports import DatasetOfRun, Settler, Ticket
+from rowmill_row_executor.row_ends import CANCELLED_BY_HAND, RowCancelled
 from rowmill_row_executor.row_work import RowWork
+from rowmill_row_executor.stand_in import StandIn
 
 log = structlog.get_logger()
 
@@ -55,22 +58,29 @@ class Lane:
 class _Working:
     """A row that is worked in a task. ``since``: when it began, on the clock's monotonic time.
 
-    ``over``: its time is over, so its task was cancelled. ``given_up``: it was settled without it.
+    ``over``: its time is over, so its task was cancelled. ``given_up``: it was settled without it. ``dropped`` says whether rows are dropped, to be
+    worked again elsewhere.
     """
 
-    __slots__ = ("given_up", "lane", "limit", "over", "row", "since", "ticket")
+    __slots__ = ("dropped", "given_up", "lane", "limit", "over", "row", "since", "ticket")
 
-    def __init__(self, lane: Lane, row: RowTask, ticket: Ticket, since: float, limit: float) -> None:
+    def __init__(self, lane: Lane, row: RowTask, ticket: Ticket, since: float, limit: float, dropped: Callable[[], bool]) -> None:
         self.lane = lane
         self.row = row
         self.ticket = ticket
         self.since = since
         self.limit = limit
+        self.dropped = dropped
         self.over = False
         self.given_up = False
 
-    def error(self) -> RowTimeout:
+    def timeout(self) -> RowTimeout:
         return RowTimeout(f"the row was worked for longer than {self.limit:g} s without an end")
+
+    def cancelled(self) -> RowmillError | None:
+        if self.over:
+            return self.timeout()
+        return None if self.dropped() else RowCancelled()
 
 
 class RowRunner:
@@ -98,23 +108,43 @@ class RowRunner:
         self._given_up: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._stopped: OrderedDict[str, None] = OrderedDict()
-        self._loops: list[asyncio.Task[None]] = []
+        self._loops: dict[str, asyncio.Task[None]] = {}
+        self._stopping = False
 
     def start(self) -> None:
-        self._loops = [
-            asyncio.create_task(self._run_rows(), name="row runner"),
-            asyncio.create_task(self._watch_time(), name="row deadlines"),
-        ]
+        self._stand_in = StandIn()
+        self._keep_going("row runner", self._run_rows)
+        self._keep_going("row deadlines", self._watch_time)
+
+    def _keep_going(self, name: str, loop: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Run one of the runner's loops, and begin it anew should it end: without it no row would be worked again, and nobody would notice."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if self._dropping() or isinstance(error, KeyboardInterrupt | SystemExit):
+                return
+            log.error("row_loop_ended", loop=name, detail="it is begun anew", exc_info=error)
+            self._keep_going(name, loop)
+            self._wake.set()
+
+        task = self._loops[name] = asyncio.create_task(loop(), name=name)
+        task.add_done_callback(ended)
+
+    def _dropping(self) -> bool:
+        """Whether rows are dropped: this process stops them, or ends, which cancels all tasks at once."""
+        return self._stopping or all(task.cancelling() for task in self._loops.values())
 
     async def stop(self) -> None:
         """Drop every row that is not settled; their pages were not acknowledged."""
-        tasks = [*self._tasks, *self._loops]
+        self._stopping = True
+        tasks = [*self._tasks, *self._loops.values()]
         for task in tasks:
             task.cancel()
         if tasks:
             _, going_on = await asyncio.wait(tasks, timeout=_STOP_SECONDS)
             if going_on:
                 log.warning("rows_go_on", rows=len(going_on), detail="author code swallows its cancellation; it ends with the process")
+            self._stand_in.end()
 
     def lane(self, of: DatasetOfRun) -> Lane | None:
         """The dataset's lane, if it has rows here."""
@@ -149,7 +179,13 @@ class RowRunner:
             since = self._clock.monotonic()
             while self._ready and len(self._tasks) < self._rows_at_once:
                 lane, (row, ticket) = self._ready.take()
-                self._begin(lane, row, ticket)
+                try:
+                    self._begin(lane, row, ticket)
+                except MemoryError:
+                    self._out_of_memory()
+                except Exception as error:  # of the engine: that page is worked again, and all others go on
+                    log.exception("row_not_worked", dataset=lane.of.dataset, row=row.index)
+                    ticket.fail(error)
                 if self._clock.monotonic() - since > self._loop_slice:
                     await asyncio.sleep(0)
                     since = self._clock.monotonic()
@@ -164,9 +200,11 @@ class RowRunner:
 
     def _by_hand(self, lane: Lane, row: RowTask, ticket: Ticket) -> None:
         """Run a row to its end here. Where it waits after all, begin it anew in a task: only there author code's timeouts and groups work."""
-        working = lane.work.work(row)
+        working = lane.work.work(row, CANCELLED_BY_HAND)
+        context = copy_context()
+        self._stand_in.enter()
         try:
-            copy_context().run(working.send, None)
+            context.run(working.send, None)
         except StopIteration as end:
             self._settler.settle(lane.of, end.value, ticket)
         except Parked as parked:
@@ -182,14 +220,16 @@ class RowRunner:
             self._settler.settle(lane.of, _failed(row, error), ticket)
         else:
             lane.waits = True
-            _drop(working)
+            context.run(_drop, working)
             self._in_a_task(lane, row, ticket)
+        finally:
+            self._stand_in.leave()
 
     def _in_a_task(self, lane: Lane, row: RowTask, ticket: Ticket) -> None:
         lane.running += 1
         if lane.limit is not None and lane.running >= lane.limit:
             self._ready.hold(lane)
-        working = _Working(lane, row, ticket, self._clock.monotonic(), self._row_timeout)
+        working = _Working(lane, row, ticket, self._clock.monotonic(), self._row_timeout, self._dropping)
         task = asyncio.create_task(self._work(working))
         self._tasks[task] = working
         task.add_done_callback(self._ended)
@@ -221,8 +261,14 @@ class RowRunner:
             log.exception("row_not_worked", dataset=lane.of.dataset, row=row.index)
             if not working.given_up:
                 ticket.fail(error)
-        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit):
             raise
+        except asyncio.CancelledError:
+            cancelled = working.cancelled()
+            if cancelled is None:
+                raise
+            if not working.given_up:
+                self._settler.settle(lane.of, _failed(row, cancelled), ticket)
         except BaseException as error:  # likewise
             if not working.given_up:
                 self._settler.settle(lane.of, _failed(row, error), ticket)
@@ -257,7 +303,7 @@ class RowRunner:
         del self._tasks[task]
         self._given_up.add(task)
         self._make_room(working.lane)
-        self._settler.settle(working.lane.of, _failed(working.row, working.error()), working.ticket)
+        self._settler.settle(working.lane.of, _failed(working.row, working.timeout()), working.ticket)
 
     def _park(self, lane: Lane, row: RowTask, ticket: Ticket, parked: Parked) -> None:
         parked.__traceback__ = None  # its frames hold the row's context, which holds it: both would stay until the collector comes, which is seldom
@@ -311,8 +357,12 @@ def _drop(working: object) -> None:
     """End a row that was begun by hand, where it stands."""
     try:
         working.close()  # type: ignore[attr-defined]
+    except (MemoryError, KeyboardInterrupt, SystemExit):
+        raise
     except RuntimeError:
         log.warning("row_begun_twice", detail="author code goes on after being closed")
+    except BaseException as error:  # author code's, at an end that nobody hears of
+        log.warning("row_begun_twice", detail="author code raised as it was closed", error_type=type(error).__name__)
 
 
 __all__ = ["Lane", "RowRunner"]

@@ -49,14 +49,11 @@ _decode_row = msgspec.json.Decoder(dict[str, Any]).decode
 _decode = msgspec.json.decode
 
 
-class RowTime(Protocol):
-    """How long a row may be worked."""
+class RowEnd(Protocol):
+    """Knows why a row's task was cancelled."""
 
-    @property
-    def over(self) -> bool: ...
-
-    def error(self) -> RowmillError:
-        """What the row fails with."""
+    def cancelled(self) -> RowmillError | None:
+        """What the row fails with; None: the row is dropped, to be worked again."""
 
 
 @dataclass(slots=True)
@@ -100,8 +97,8 @@ class RowWork:
         self._logged: set[str] = set()
         self._hidden: frozenset[str] = frozenset()
 
-    async def work(self, task: RowTask, time: RowTime | None = None) -> SettledRow:
-        """Run the columns over one row. Once its ``time`` is over and its task is cancelled, the column that it is at has failed.
+    async def work(self, task: RowTask, end: RowEnd) -> SettledRow:
+        """Run the columns over one row. Where its task is cancelled, ``end`` says whether the column that it is at has failed.
 
         Raises:
             MemoryError: this process's memory is at its limit, which may be another row's doing.
@@ -116,7 +113,7 @@ class RowWork:
             shadows = not self._persisted.isdisjoint(values)
             if shadows:
                 self._tell_hidden(self._persisted.intersection(values))
-            await self._run_columns(task, values, worked, time)
+            await self._run_columns(task, values, worked, end)
             settled = self._settled(task, worked, shadows=shadows)
             _check_size(task, settled, worked)
         except RowFailure as failure:
@@ -137,12 +134,12 @@ class RowWork:
         except (msgspec.DecodeError, RowmillError) as error:
             raise RowFailure(None, error) from error
 
-    async def _run_columns(self, task: RowTask, values: dict[str, Any], worked: _Worked, time: RowTime | None) -> None:
+    async def _run_columns(self, task: RowTask, values: dict[str, Any], worked: _Worked, end: RowEnd) -> None:
         try:
             row = OpenRow(values, self.program.shape)
-        except MemoryError:
+        except (MemoryError, KeyboardInterrupt):
             raise
-        except Exception as error:  # validators of the author's row model may raise anything
+        except BaseException as error:  # validators of the author's row model may raise anything
             raise RowFailure(None, error) from error
         known = _NO_CELLS if task.known == EMPTY_OBJECT else decode_known(task.known)
         ctx: RowCtx | None = None
@@ -158,14 +155,14 @@ class RowWork:
                 caller = f"{self.program.key}/{task.key}"
                 worked.calls = RowCalls(self.asker, self._desk, self._steps, caller, self._clock, task.asked, self._make_handle)
                 ctx = RowCtx(worked.calls, self._run, self._budget)
-            value, encoded = await self._compute(column, row, ctx, worked, time)
+            value, encoded = await self._compute(column, row, ctx, worked, end)
             row.put(name, value)
             if name in self._persisted:
                 worked.values[name] = encoded
             if known and (cell is None or cell.value != encoded):
                 worked.changed.add(name)
 
-    async def _compute(self, column: ColumnSpec, row: OpenRow, ctx: RowCtx | None, worked: _Worked, time: RowTime | None) -> tuple[Any, msgspec.Raw]:
+    async def _compute(self, column: ColumnSpec, row: OpenRow, ctx: RowCtx | None, worked: _Worked, end: RowEnd) -> tuple[Any, msgspec.Raw]:
         """The column's value as the columns after it see it, and as it is stored (encoded now: later columns may change what it refers to)."""
         reads = ReadSet()
         view = row.view(reads)
@@ -199,10 +196,11 @@ class RowWork:
             raise
         except BaseException as error:  # whatever author code raises, SystemExit too, is this row's
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
-                if time is None or not time.over:
+                cancelled = end.cancelled()
+                if cancelled is None:
                     raise
                 meta.status = "failed"
-                raise RowFailure(column.name, time.error()) from error
+                raise RowFailure(column.name, cancelled) from error
             if worked.calls is not None and worked.calls.parked is not None:
                 raise worked.calls.parked from error  # it follows from having been parked
             meta.status = "failed"

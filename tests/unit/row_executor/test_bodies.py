@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
 from rowmill import Context, Handle, Rows, play
 from rowmill_contracts.counts import Counts, Problem
@@ -286,3 +286,50 @@ async def test_capture_finds_the_program_without_any_effect(bench: Any) -> None:
     assert [column.name for column in captured.program.columns] == ["b"]
     assert captured.program.concurrency == 3
     assert bench.admission.runs[RUN].calls == calls
+
+
+class Cancelling(BaseModel):
+    count: int
+
+    @field_validator("count")
+    @classmethod
+    def cancels(cls, count: int) -> int:
+        asyncio.current_task().cancel()  # type: ignore[union-attr]
+        return count
+
+
+async def test_an_input_whose_validator_cancels_its_task_does_not_end_who_drives_the_body(bench: Any) -> None:
+    @play("cancelling")
+    async def cancelling(ctx: Context, given: Cancelling) -> dict[str, int]:
+        return {"count": given.count}
+
+    bench.start(cancelling, count=3)
+    assert output(await bench.advance()) == {"count": 3}
+
+
+async def test_a_body_that_cancels_its_task_fails_its_run(bench: Any) -> None:
+    @play("cancelling")
+    async def cancelling(ctx: Context) -> dict[str, int]:
+        asyncio.current_task().cancel()  # type: ignore[union-attr]
+        return {"sum": 3}
+
+    bench.start(cancelling)
+    ending = await bench.advance()
+    assert (ending.outcome, ending.error.code) == ("failed", "play_failed")
+
+
+async def test_a_body_whose_error_cannot_be_put_in_words_fails_its_run(bench: Any) -> None:
+    class Unsayable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+        __repr__ = __str__
+
+    @play("unsayable")
+    async def unsayable(ctx: Context) -> None:
+        raise Unsayable
+
+    bench.start(unsayable)
+    ending = await bench.advance()
+    assert ending.outcome == "failed"
+    assert "Unsayable" in ending.error.message

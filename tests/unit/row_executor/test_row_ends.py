@@ -97,3 +97,109 @@ async def test_memory_at_its_limit_is_no_failure_of_the_row_that_meets_it(bench:
             await run(bench, program, 1, row_timeout=60, out_of_memory=lambda: ended.append(True))
     assert ended == [True]
     assert not bench.settler.settled
+
+
+async def run_pages(bench: Bench, program: Any, *ends: int) -> None:
+    """Run rows page after page; ``ends``: where each page ends and the next begins."""
+    runner = RowRunner(bench.settler, SystemClock(), rows_at_once=1000, row_timeout=60, loop_slice=0.005)
+    runner.start()
+    lane = bench.lane(program)
+    try:
+        for first, end in zip((0, *ends), ends, strict=False):
+            ticket = PageTicket(end - first)
+            runner.submit(lane, [RowTask(key=f"key-{n}", index=n, page=0, data=msgspec.Raw(b'{"n":%d}' % n)) for n in range(first, end)], ticket)
+            async with asyncio.timeout(20):
+                await ticket.wait()
+    finally:
+        await runner.stop()
+
+
+def cancels(row: Any) -> Any:
+    if row["n"] == 1:
+        asyncio.current_task().cancel()  # type: ignore[union-attr]
+    return row["n"]
+
+
+async def cancels_and_waits(row: Any) -> Any:
+    cancels(row)
+    await asyncio.sleep(0)
+    return row["n"]
+
+
+async def test_a_row_whose_code_cancels_its_task_ends_no_other(bench: Any) -> None:
+    await run_pages(bench, dataset(a=cancels).program(), 3, 5)
+    assert [row.status for row in settled(bench)] == ["completed"] * 5
+
+
+async def test_a_row_whose_code_cancels_its_task_and_waits_fails_at_its_column(bench: Any) -> None:
+    await run(bench, dataset(a=lambda row: 7, b=cancels_and_waits).program(), 3, row_timeout=60)
+    rows = {row.index: row for row in settled(bench)}
+    assert [rows[n].status for n in range(3)] == ["completed", "failed", "completed"]
+    assert (rows[1].error.code, rows[1].error.column) == ("row_cancelled", "b")
+    assert msgspec.json.decode(rows[1].values) == {"a": 7, "b": None}
+
+
+async def test_a_group_that_a_row_run_by_hand_leaves_behind_ends_no_other_row(bench: Any) -> None:
+    failed = asyncio.Event()
+
+    async def fails() -> None:
+        failed.set()
+        raise ValueError("child")
+
+    async def groups(row: Any) -> Any:
+        if row["n"] == 40:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fails())
+        if row["n"] == 41:
+            await failed.wait()
+        return row["n"]
+
+    await run_pages(bench, dataset(a=groups).program(), 30, 45, 50)
+    rows = {row.index: row for row in settled(bench)}
+    assert [n for n in range(50) if rows[n].status != "completed"] == [40]
+    assert "ExceptionGroup" in rows[40].error.message
+
+
+@pytest.mark.parametrize("loop", ["row runner", "row deadlines"])
+async def test_a_loop_of_the_runner_that_ends_is_begun_anew(bench: Any, loop: str) -> None:
+    async def ends_the_loop(row: Any) -> Any:
+        if row["n"] == 0:
+            next(task for task in asyncio.all_tasks() if task.get_name() == loop).cancel()
+        return await for_ever(row)
+
+    await run(bench, dataset(a=ends_the_loop).program(), 3, row_timeout=0.05, concurrency=1)
+    assert [row.status for row in sorted(settled(bench), key=lambda row: row.index)] == ["completed", "failed", "completed"]
+
+
+async def test_rows_in_hand_are_dropped_where_the_process_stops(bench: Any) -> None:
+    runner = RowRunner(bench.settler, SystemClock(), rows_at_once=1000, row_timeout=60, loop_slice=0.005)
+    runner.start()
+    begun = asyncio.Event()
+
+    async def begins(row: Any) -> Any:
+        begun.set()
+        await asyncio.Event().wait()
+
+    runner.submit(bench.lane(dataset(a=begins).program()), [RowTask(key="key", index=0, page=0, data=msgspec.Raw(b"{}"))], PageTicket(1))
+    async with asyncio.timeout(20):
+        await begun.wait()
+        await runner.stop()
+    assert not bench.settler.settled
+
+
+async def test_an_error_that_cannot_be_put_in_words_fails_its_row_and_no_other(bench: Any) -> None:
+    class Unsayable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+        __repr__ = __str__
+
+    def raises(row: Any) -> Any:
+        if row["n"] == 1:
+            raise Unsayable
+        return row["n"]
+
+    await run(bench, dataset(a=raises).program(), 3, row_timeout=60)
+    rows = {row.index: row for row in settled(bench)}
+    assert [rows[n].status for n in range(3)] == ["completed", "failed", "completed"]
+    assert "Unsayable" in rows[1].error.message
