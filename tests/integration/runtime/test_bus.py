@@ -51,6 +51,19 @@ async def test_what_is_published_is_handled_with_its_envelope(broker_url: str) -
     assert delivery.headers["traceparent"].startswith("00-")
 
 
+@pytest.mark.parametrize("run_id", ["é" * 150, "\U0001f33e" * 200, "r" * 255])
+async def test_ids_that_fit_no_property_are_delivered_all_the_same(broker_url: str, run_id: str) -> None:
+    seen: asyncio.Queue[Delivery] = asyncio.Queue()
+    async with Bus(settings(broker_url), service="test") as bus:
+        await bus.consume(topology.EXECUTOR_ADVANCE, seen.put)
+        for _ in range(2):
+            await asyncio.wait_for(bus.publish(AdvanceRun(run_id=run_id), topology.EXECUTOR_ADVANCE, message_id=run_id), 10)
+        first, again = [await asyncio.wait_for(seen.get(), 10) for _ in range(2)]
+    assert first.message == again.message == AdvanceRun(run_id=run_id)
+    assert first.message_id == first.correlation_id == again.message_id == again.correlation_id
+    assert (first.message_id == run_id) is (len(run_id.encode()) <= 255)
+
+
 async def test_a_question_is_answered_and_a_silent_service_is_named(broker_url: str) -> None:
     async with Bus(settings(broker_url), service="asker") as asker, Bus(settings(broker_url), service="answerer") as answerer:
         with pytest.raises(AskTimeout, match=r"GetRun.v1 on admission.asks.v1"):

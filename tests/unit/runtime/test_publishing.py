@@ -95,3 +95,12 @@ async def test_while_the_broker_takes_nothing_no_more_copies_are_sent() -> None:
     await published(session)
     assert len(session.published) == 2
     assert session.published_while_blocked == 1, "the one before it was known"
+
+
+@pytest.mark.parametrize(("identity", "fits"), [("r1", True), ("r" * 255, True), ("é" * 150, False), ("\U0001f33e" * 200, False)])
+def test_an_id_of_more_bytes_than_a_property_takes_goes_by_its_digest(identity: str, *, fits: bool) -> None:
+    one, again = (envelope_of(b"{}", "AdvanceRun.v1", at=0.0, message_id=identity, correlation_id=identity) for _ in range(2))
+    assert one.message_id is not None
+    assert len(one.message_id.encode()) <= 255
+    assert one.message_id == one.correlation_id == again.message_id == again.correlation_id
+    assert (one.message_id == identity) is fits
