@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rowmill.errors import RowmillError
+from rowmill.said import said_by
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.tools import ToolCalls
 
@@ -69,7 +70,7 @@ def death_headers(
         "x-rowmill-service": service,
         "x-rowmill-queue": queue,
         "x-rowmill-error-type": getattr(error, "code", None) or type(error).__name__,
-        "x-rowmill-error": str(error)[:2000],
+        "x-rowmill-error": said_by(error)[:2000],
         "x-rowmill-traceback-digest": hashlib.sha256(trace.encode("utf-8", "replace")).hexdigest()[:16],
         "x-rowmill-attempts": attempts,
         "x-rowmill-first-failure-ms": int(first_failure * 1000),  # AMQP headers carry floats in single precision: minutes off

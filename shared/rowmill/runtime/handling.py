@@ -28,6 +28,7 @@ from rowmill.runtime.suspicion import (
     untouched_headers,
 )
 from rowmill.runtime.transport import TRANSPORT_ERRORS, AsTransportErrors
+from rowmill.said import said_by
 from rowmill_contracts.catalogue import decode
 from rowmill_contracts.envelope import Message, UndecodableMessage, encode
 from rowmill_contracts.public import decode_untyped
@@ -205,7 +206,7 @@ class Handling:
         self, queue: str, incoming: AbstractIncomingMessage, error: BaseException, *, attempts: int, first_failure: float, subject: dict[str, Any]
     ) -> None:
         """Publish to the dead-letter queue, untouched, with the reason; returns after the confirm, so that only then it is acknowledged."""
-        log.error("message_dead", queue=queue, error=str(error), message_type=incoming.type)
+        log.error("message_dead", queue=queue, error=said_by(error), message_type=incoming.type)
         came_by = (incoming.headers or {}) if incoming.routing_key == suspect(queue) else {}
         kept = {name: value for name, value in (incoming.headers or {}).items() if name == REPLAYED}
         headers = death_headers(
