@@ -203,3 +203,27 @@ async def test_an_error_that_cannot_be_put_in_words_fails_its_row_and_no_other(b
     rows = {row.index: row for row in settled(bench)}
     assert [rows[n].status for n in range(3)] == ["completed", "failed", "completed"]
     assert "Unsayable" in rows[1].error.message
+
+
+async def test_a_row_that_cannot_be_handed_in_has_its_page_worked_again_and_ends_no_other(bench: Any) -> None:
+    settle = bench.settler.settle
+
+    def fails(of: Any, row: Any, ticket: Any) -> None:
+        if row.index == 1:
+            raise RuntimeError("not handed in")
+        settle(of, row, ticket)
+
+    bench.settler.settle = fails
+    runner = RowRunner(bench.settler, SystemClock(), rows_at_once=1000, row_timeout=60, loop_slice=0.005)
+    runner.start()
+    lane = bench.lane(dataset(a=lambda row: 1).program())
+    first, second = PageTicket(2), PageTicket(1)
+    try:
+        runner.submit(lane, [RowTask(key=f"key-{n}", index=n, page=0, data=msgspec.Raw(b"{}")) for n in (0, 1)], first)
+        runner.submit(lane, [RowTask(key="key-2", index=2, page=1, data=msgspec.Raw(b"{}"))], second)
+        async with asyncio.timeout(20):
+            with pytest.raises(RuntimeError, match="not handed in"):
+                await first.wait()
+            await second.wait()
+    finally:
+        await runner.stop()
