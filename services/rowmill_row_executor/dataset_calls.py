@@ -13,6 +13,7 @@ from rowmill.columns import ColumnSpec
 from rowmill.datasets import DatasetProgram
 from rowmill.errors import DefinitionError, RunFailed
 from rowmill.handles import Handle
+from rowmill.names import input_id_of
 from rowmill.paged_handle import PagedHandle
 from rowmill.rows import Rows
 from rowmill_contracts.counts import Counts, Problem
@@ -111,7 +112,7 @@ class DatasetCalls:
         """The input that the rows come from; rows that are not staged yet are sealed now, under this term."""
         if isinstance(program.source, Rows):
             return program.source.input_id
-        input_id = f"{self._calls.run_id}/{program.key}/{self._calls.term}"
+        input_id = input_id_of(self._calls.run_id, f"/{program.key}/{self._calls.term}")
         with self._calls.under_way():
             await seal_rows(self._admission, input_id, rows_of(program, self._sheets))
         return input_id

@@ -1,8 +1,10 @@
-"""Which names are allowed where. Names of plays, datasets, providers and tools are words of routing keys."""
+"""Which names are allowed where, and how long. Names of plays, datasets, providers and tools are words of routing keys."""
 
 from __future__ import annotations
 
+import hashlib
 import re
+from typing import Final
 
 from rowmill.errors import DefinitionError
 
@@ -11,6 +13,9 @@ _WORD_BREAKS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 RESERVED_COLUMNS = frozenset({"_status", "_error"})
 """Columns that exports add themselves."""
+
+LONGEST_ID: Final = 200
+"""Characters of a run's or an input's id at most, as messages are checked."""
 
 
 def routing_word(kind: str, name: object) -> str:
@@ -32,3 +37,12 @@ def column_name(name: object) -> str:
 def snake_case(name: str) -> str:
     """``FindEmail`` → ``find_email``, ``HTTPLookup`` → ``http_lookup``."""
     return _WORD_BREAKS.sub("_", name).lower()
+
+
+def input_id_of(run_id: str, what: str) -> str:
+    """The id of an input that is staged for a run, the same each time.
+
+    A run's id may be as long as an input's may be, so a digest stands for what is longer.
+    """
+    whole = f"{run_id}{what}"
+    return whole if len(whole) <= LONGEST_ID else f"sha256:{hashlib.sha256(whole.encode()).hexdigest()}"

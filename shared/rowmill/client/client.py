@@ -14,6 +14,7 @@ from rowmill.client.staging import Staged, stage
 from rowmill.encoding.values import encode_value
 from rowmill.errors import UsageError
 from rowmill.inputs import Source, check_columns, open_source
+from rowmill.names import LONGEST_ID, input_id_of
 from rowmill.project import Project
 from rowmill.rows import row_model_of
 from rowmill.runtime.bus import Bus
@@ -76,16 +77,18 @@ class Client:
         ``budget``: money, or a mapping with limits of money, calls, retries and wall_time, of which the first that is spent lets the run wait.
 
         Raises:
-            UsageError: a field is unknown or not storable. InputError: a source is unusable; nothing was started then.
+            UsageError: a field is unknown or not storable, or ``run_id`` too long. InputError: a source is unusable; nothing was started then.
 
         """
+        if run_id is not None and (len(run_id) > LONGEST_ID or "\x00" in run_id):
+            raise UsageError(f"run_id {run_id[:40]!r}... is not allowed: it has at most {LONGEST_ID} characters, and no NUL")
         given = {**(input or {}), **fields}
         plain, sources = await asyncio.to_thread(divided_input, play, given)
         run_id = run_id or new_id("run-")
         job = await self._attend(play if isinstance(play, str) else play.name, run_id)
         staged: dict[str, Staged] = {}
         for field, source in sources.items():
-            staged[field] = await stage(self.bus, source, f"{run_id}.{field}", on_progress=on_staged)
+            staged[field] = await stage(self.bus, source, input_id_of(run_id, f".{field}"), on_progress=on_staged)
         message = RunStart(
             play=play if isinstance(play, str) else play.name,
             run_id=run_id,

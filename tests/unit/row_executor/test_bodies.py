@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from pydantic import BaseModel, field_validator
+from tests.unit.row_executor import conftest
 
 from rowmill import Context, Handle, Rows, play
 from rowmill_contracts.counts import Counts, Problem
@@ -68,6 +69,23 @@ async def test_rows_in_memory_are_sealed_once_before_their_dataset_opens(bench: 
     assert list(bench.admission.sealed) == [request.input_id]
     assert len(bench.admission.pages[request.input_id]) == 3
     assert bench.admission.rows_of(request.input_id) == [{"n": i} for i in range(2 * PAGE_ROWS + 50)]
+
+
+async def test_rows_of_a_run_with_the_longest_id_are_sealed_under_an_id_that_is_no_longer(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conftest, "RUN", "r" * 200)
+
+    @play("leads")
+    async def leads(ctx: Context) -> None:
+        for key in ("one", "two"):
+            await ctx.dataset(key, [{"n": 1}]).with_column("m", lambda row: 1).run()
+
+    bench.start(leads)
+    await bench.advance()
+    bench.close("one", admitted=1, completed=1)
+    await bench.advance()
+    one, two = bench.admission.sealed
+    assert one != two
+    assert max(len(one), len(two)) <= 200
 
 
 async def test_gathered_datasets_are_open_at_the_same_time_and_replay_in_whatever_order_they_close(bench: Any) -> None:
