@@ -224,15 +224,15 @@ class Dispatcher:
             self._hand.defer(flight, calls, self._settings.store_timeout, reason="outcomes cannot be stored")
         elif self._shards.sends_away(flight.lane.shard):
             self._hand.defer(flight, calls, self._settings.shard_retry, reason="another gateway takes the lane")
+        elif not self._shards.holds(flight.lane.shard):  # for how long is not known, so nobody is given an appointment that may be far too late
+            self._hand.defer(flight, calls, self._settings.hand, reason="another gateway holds the lane")
         else:
-            held = self._shards.holds(flight.lane.shard)
-            earliest = max(self._settings.retry_first if held else self._settings.hand, self._expected_wait(flight) - self._settings.lead)
+            earliest = max(self._settings.retry_first, self._expected_wait(flight) - self._settings.lead)
             wait = flight.lane.appoint(self._clock.monotonic(), earliest, flight.tool.weight)
-            reason = f"provider {flight.tool.provider}" if held else "another gateway holds the lane"
             failure = ToolFailure(
                 tool=flight.tool.id, provider=flight.tool.provider, code="paced", message="no turn at the provider in time", origin="gateway"
             )
-            self._hand.defer(flight, calls, wait, reason=reason, failure=failure if held else None)
+            self._hand.defer(flight, calls, wait, reason=f"provider {flight.tool.provider}", failure=failure)
 
     # ---- sending ----------------------------------------------------------------------------------------------------------------------
 

@@ -220,6 +220,10 @@ class Lane:
         ready = self.ready_at()
         return (max(0.0, ready - now) if math.isfinite(ready) else 0.0) + requests_before / self.requests_per_second()
 
+    def taken_over(self) -> None:
+        """The lane is ours anew: who had an appointment before has gone elsewhere, and nobody needs to come after them."""
+        self._appointment = float("-inf")
+
     def appoint(self, now: float, not_before: float, weight: float) -> float:
         """Seconds from ``now`` at which a deferred call should be asked for again; one appointment after the other, at the lane's rate.
 

@@ -16,7 +16,6 @@ import contextlib
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -32,6 +31,7 @@ from rowmill_tool_gateway.open_requests import OpenElsewhere
 from rowmill_tool_gateway.others import Others
 from rowmill_tool_gateway.permits import Permits
 from rowmill_tool_gateway.settings import ToolGatewaySettings
+from rowmill_tool_gateway.shard_lease import Lease
 from rowmill_tool_gateway.sharing import Sharing
 from rowmill_tool_gateway.standings import Standings
 
@@ -55,18 +55,6 @@ class Work(Protocol):
 
     def lanes(self) -> Iterable[Lane]:
         """Every lane that had a call."""
-
-
-@dataclass(slots=True)
-class _Lease:
-    term: int = 0
-    until: float = float("-inf")
-    doubted: bool = False
-    elsewhere: bool = False
-    parting: float | None = None
-    """Until when what is in hand is still sent, before the shard is given up; None: it is not."""
-    leaving: float | None = None
-    """Until when open requests are waited for, with nothing sent any more; None: not yet, or it is not given up."""
 
 
 class ShardLeases:
@@ -96,7 +84,7 @@ class ShardLeases:
         self._open = OpenElsewhere(work.lanes, self.holds)
         self._standings = Standings(work.lanes)
         self._sharing = Sharing(holder, patience=settings.shard_retry, again=settings.shard_again)
-        self._leases: dict[int, _Lease] = {}
+        self._leases: dict[int, Lease] = {}
         self._wake = asyncio.Event()
         self._drawing = False
         self._serving = True
@@ -118,7 +106,7 @@ class ShardLeases:
             return
         lease = self._leases.get(shard)
         if lease is None:
-            self._leases[shard] = _Lease()
+            self._leases[shard] = Lease()
             self._wake.set()
         else:
             lease.doubted = False
@@ -129,7 +117,7 @@ class ShardLeases:
 
     def term(self, shard: int) -> int | None:
         lease = self._leases.get(shard)
-        return lease.term if lease is not None and lease.leaving is None and self._clock.monotonic() < lease.until else None
+        return lease.term if lease is not None and lease.holds(self._clock.monotonic()) else None
 
     def handed_over(self, shard: int, term: int | None) -> bool:
         """Whether the shard was ours under that term until it was, or is being, given up. Nobody took it from us, so the leases of calls that were
@@ -274,21 +262,11 @@ class ShardLeases:
     def _done_with(self) -> list[int]:
         """Shards that are handed over and of which nothing more is to be sent."""
         now = self._clock.monotonic()
-        return [
-            shard
-            for shard, lease in self._leases.items()
-            if lease.parting is not None
-            and lease.leaving is None
-            and (now >= lease.parting or not self._serving or not self.holds(shard) or not self._work.busy(shard))
-        ]
+        return [shard for shard, lease in self._leases.items() if lease.done_with(now, sends=self._serving and self._work.busy(shard))]
 
     def _ready_to_go(self) -> list[int]:
         now = self._clock.monotonic()
-        return [
-            shard
-            for shard, lease in self._leases.items()
-            if (lease.doubted and not self._work.busy(shard)) or (lease.leaving is not None and (now >= lease.leaving or not self._work.busy(shard)))
-        ]
+        return [shard for shard, lease in self._leases.items() if lease.ready_to_go(now, busy=self._work.busy(shard))]
 
     async def _give_up(self, shards: list[int], *, last: bool = False) -> None:
         """Give shards up, with all that whoever takes them must know. ``last``: and the process ends, so that nothing is open any more."""
@@ -376,6 +354,9 @@ class ShardLeases:
                 log.info("shard_taken" if answer.held else "shard_lost", shard=answer.shard, term=answer.term)
                 if answer.held:
                     changed.add(answer.shard)
+                    for lane in self._work.lanes():
+                        if lane.shard == answer.shard:
+                            lane.taken_over()
         terms = {answer.shard: answer.term for answer in reply.shards if answer.held and answer.shard in self._leases}
         now = self._clock.monotonic()
         self._permits.drawn(drawings, reply.drawn, terms, now)
