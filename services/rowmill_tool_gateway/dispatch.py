@@ -223,7 +223,7 @@ class Dispatcher:
             self.prevented += len(calls)
             self._hand.defer(flight, calls, self._settings.store_timeout, reason="outcomes cannot be stored")
         elif self._shards.sends_away(flight.lane.shard):
-            self._hand.defer(flight, calls, self._settings.shard_retry, reason="another gateway takes the lane")
+            self._hand.defer(flight, calls, self._shards.again_in(flight.lane.shard), reason="another gateway takes the lane")
         elif not self._shards.holds(flight.lane.shard):  # for how long is not known, so nobody is given an appointment that may be far too late
             self._hand.defer(flight, calls, self._settings.hand, reason="another gateway holds the lane")
         else:

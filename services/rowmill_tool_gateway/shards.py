@@ -40,6 +40,11 @@ log = structlog.get_logger()
 LOOKS = 20
 """How finely, in parts of what is waited for, it is looked whether the requests of a shard that is handed over have ended."""
 
+SOON = 5
+"""The part of that for which calls wait that were not sent by then: most shards are given up within it, and without it the next holder may have
+nothing to send.
+"""
+
 
 class Work(Protocol):
     """What the gateway has in hand."""
@@ -134,6 +139,12 @@ class ShardLeases:
         if lease is not None and lease.parting is not None:
             return lease.leaving is not None
         return not self._serving or self._sharing.sends_away(shard, self._clock.monotonic())
+
+    def again_in(self, shard: int) -> float:
+        """Seconds after which calls that are sent away are to come again: soon where another gateway has gathered the shard's calls for a while."""
+        lease = self._leases.get(shard)
+        handed_over = self._serving and lease is not None and lease.leaving is not None
+        return self._settings.shard_drain / SOON if handed_over else self._settings.shard_retry
 
     def may_take(self, shard: int) -> bool:
         """Whether calls of this shard that only one process takes may be ours: not while another gateway has the shard, as far as we were told."""

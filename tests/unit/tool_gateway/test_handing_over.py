@@ -93,7 +93,7 @@ async def test_a_shard_that_is_anothers_is_given_up_with_what_is_not_sent_and_wh
         unsent = [item for item in items if item.call_id in first.bus.outcomes]
         assert len(unsent) == 6
         assert {first.bus.outcomes[item.call_id].outcome for item in unsent} == {"deferred"}
-        assert all(first.bus.outcomes[item.call_id].wait_ms <= 1000 * patient.shard_retry for item in unsent), "they go to the next one soon"
+        assert all(first.bus.outcomes[item.call_id].wait_ms <= 1000 * patient.shard_drain for item in unsent), "they go to the next one soon"
         states = {item.call_id: receipt.state for item in items if (receipt := first.store.receipts.get(item.receipt_key)) is not None}
         assert {states.get(item.call_id, "released") for item in unsent} == {"released"}, "and find nothing claimed there"
         await until(lambda: set(first.stepped_back) == set(THEIRS))
