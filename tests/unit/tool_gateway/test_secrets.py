@@ -196,7 +196,7 @@ async def test_an_outage_is_waited_out(outage: Exception) -> None:
 
 async def test_an_outage_that_lasts_fails_the_calls_and_says_so() -> None:
     function, calls = failing(*[ConnectionRefusedError()] * 10_000)
-    credentials, provider = resolving(function, outage=0.05)
+    credentials, provider = resolving(function, outage=0.5)
     with pytest.raises(SecretMissing, match="could not reach its place"):
         await credentials.headers(provider)
     assert calls[0] > 3
