@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 import pytest
@@ -27,7 +27,15 @@ def items(word: str, count: int, poison: dict[int, str]) -> list[dict[str, str]]
     return [{"name": f"{word}-{number:04d}", "does": poison.get(number, "well")} for number in range(count)]
 
 
-def check(summary: RunSummary, rows: list[ReadRow], given: list[dict[str, str]], *, dead: Iterable[int], late: Iterable[int] = ()) -> None:
+def check(
+    summary: RunSummary,
+    rows: list[ReadRow],
+    given: list[dict[str, str]],
+    *,
+    dead: Iterable[int],
+    late: Iterable[int] = (),
+    late_codes: Collection[str] = ("row_timeout",),
+) -> None:
     """Each row once, in order; the poison ones failed for what they did, all others completed."""
     dead, late = set(dead), set(late)
     assert summary.state == "completed", summary.error
@@ -37,7 +45,7 @@ def check(summary: RunSummary, rows: list[ReadRow], given: list[dict[str, str]],
     for row in rows:
         if row.mark == "failed":
             assert row.error is not None
-            assert row.error.code == ("dead_lettered" if row.index in dead else "row_timeout")
+            assert row.error.code in (("dead_lettered",) if row.index in dead else late_codes)
         else:
             assert msgspec.json.decode(row.data)["done"] == given[row.index]["name"].upper()
     assert (summary.counts.completed, summary.counts.failed) == (len(given) - len(dead | late), len(dead | late))
@@ -83,6 +91,7 @@ async def test_healthy_rows_complete_beside_poison_while_executors_are_killed_ev
     killing = asyncio.create_task(ward.kill_executors(every=1.0, times=30))
     summary, rows = await ward.ended(client, job)
     await killing
-    check(summary, rows, given, dead=[7, 101, 102], late=[230])
+    # The one that never returns is at the end of its time, or had too many executors killed under it before.
+    check(summary, rows, given, dead=[7, 101, 102], late=[230], late_codes=("row_timeout", "dead_lettered"))
     assert set(ward.deaths["row-executor"]) >= {EXITED, -signal.SIGSEGV, OUT_OF_MEMORY, -signal.SIGKILL}
     await ward.letters()
