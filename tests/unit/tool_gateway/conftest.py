@@ -227,6 +227,25 @@ class Rig:
         self._threads.shutdown(wait=False)
 
 
+class Hold:
+    """A provider that answers when it is told to."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._answer = asyncio.Event()
+        self.open = 0
+        self.then = answering({"email": "a@example"})
+        rig.port.script = self._held
+
+    async def _held(self, request: HttpRequest) -> HttpResponse:
+        self.open += 1
+        await self._answer.wait()
+        self.open -= 1
+        return await self.then(request)
+
+    def answer(self) -> None:
+        self._answer.set()
+
+
 @pytest.fixture(autouse=True)
 def _own_registry() -> Iterator[None]:
     with registry.isolated():

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.unit.tool_gateway.conftest import Rig, answering, find_tool
+from tests.unit.tool_gateway.conftest import Hold, Rig, find_tool
 
 from rowmill_contracts.receipts import Complete
-from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 
 
@@ -20,13 +19,7 @@ async def turns(number: int) -> None:
 async def test_without_a_session_what_is_claimed_is_not_sent(settings: ToolGatewaySettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """An outcome could not be stored: it would only be one more that another gateway may have to ask for again."""
     rig = Rig(settings.model_copy(update={"claim_ahead": 10.0, "hand": 60.0}))
-    answer = asyncio.Event()
-
-    async def held(request: HttpRequest) -> HttpResponse:
-        await answer.wait()
-        return await answering({"email": "a"})(request)
-
-    rig.port.script = held
+    provider = Hold(rig)
     find = find_tool(concurrency=1)
     first, second = rig.item(find, {"domain": "a.example"}), rig.item(find, {"domain": "b.example"})
     connected = True
@@ -36,7 +29,7 @@ async def test_without_a_session_what_is_claimed_is_not_sent(settings: ToolGatew
         while rig.bus.claims < 2 or not rig.port.requests:
             await asyncio.sleep(0)
         connected = False
-        answer.set()
+        provider.answer()
         await rig.bus.outcome(first.call_id)
         await turns(100)
         assert len(rig.port.requests) == 1

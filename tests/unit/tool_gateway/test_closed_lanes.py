@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from tests.fakes.receipts import MemoryReceipts
-from tests.unit.tool_gateway.conftest import Rig, answering, find_tool
-from tests.unit.tool_gateway.test_handing_over import FIRST, LANE, SECOND, SHARD, Hold, holder, present, until
+from tests.unit.tool_gateway.conftest import Hold, Rig, answering, find_tool
+from tests.unit.tool_gateway.test_handing_over import FIRST, LANE, SECOND, SHARD, holder, present, until
 
 from rowmill.runtime.clock import SystemClock
 from rowmill_contracts.digests import shard_of

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import msgspec
 import pytest
-from tests.unit.tool_gateway.conftest import FindIn, FindOut, Rig, answering, find_tool, in_turn, lost, raw_of
+from tests.unit.tool_gateway.conftest import FindIn, FindOut, Hold, Rig, answering, find_tool, in_turn, lost, raw_of
 
 from rowmill import Batch, Bearer, HttpTool, Provider, secret
 from rowmill_contracts.shards import LeaseShard
@@ -54,20 +54,14 @@ async def test_equal_calls_share_one_request(rig: Rig) -> None:
 
 async def test_a_repeated_page_joins_the_one_in_hand(rig: Rig) -> None:
     find = find_tool()
-    flowing = asyncio.Event()
-
-    async def held(request: HttpRequest) -> HttpResponse:
-        await flowing.wait()
-        return await answering({"email": "a@example"})(request)
-
-    rig.port.script = held
+    provider = Hold(rig)
     first = rig.item(find, {"domain": "a.example"})
     rig.hand_in([first])
     while not rig.port.requests:
         await asyncio.sleep(0)
     second = msgspec.structs.replace(first, call_id="again")
     rig.hand_in([second])
-    flowing.set()
+    provider.answer()
     outcomes = [await rig.bus.outcome(first.call_id), await rig.bus.outcome("again")]
     assert [outcome.execution for outcome in outcomes] == ["live", "live"]
     assert len(rig.port.requests) == 1

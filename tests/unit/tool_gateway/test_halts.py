@@ -6,13 +6,12 @@ import asyncio
 from decimal import Decimal
 
 import pytest
-from tests.unit.tool_gateway.conftest import Rig, answering, find_tool
+from tests.unit.tool_gateway.conftest import Hold, Rig, answering, find_tool
 
 from rowmill.runtime.deliveries import Delivery
 from rowmill_contracts.events import Control
 from rowmill_contracts.receipts import HaltRun
 from rowmill_tool_gateway.handlers import Handlers
-from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse
 
 
 async def test_a_402_halts_and_keeps_no_failure(rig: Rig) -> None:
@@ -60,13 +59,7 @@ async def test_a_call_that_cost_more_than_its_tool_said_halts_its_run_and_is_nam
 
 
 async def test_a_hint_that_a_run_stopped_gives_back_what_is_claimed_and_not_sent(rig: Rig) -> None:
-    flowing = asyncio.Event()
-
-    async def held(request: HttpRequest) -> HttpResponse:
-        await flowing.wait()
-        return await answering({"email": "a"})(request)
-
-    rig.port.script = held
+    provider = Hold(rig)
     find = find_tool(concurrency=1)
     items = [rig.item(find, {"domain": f"d{n}.example"}) for n in range(3)]
     rig.hand_in(items)
@@ -76,7 +69,7 @@ async def test_a_hint_that_a_run_stopped_gives_back_what_is_claimed_and_not_sent
     rig.engine.dispatcher.give_back("run-1", confirmed=True)
     stopped = [await rig.bus.outcome(item.call_id) for item in items[1:]]
     assert [outcome.outcome for outcome in stopped] == ["halted", "halted"]
-    flowing.set()
+    provider.answer()
     assert (await rig.bus.outcome(items[0].call_id)).outcome == "completed"
     assert len(rig.port.requests) == 1
 
@@ -95,13 +88,7 @@ async def test_a_spent_budget_leaves_what_was_confirmed_with_its_claim(rig: Rig,
     """Given back, it would be left over in the budget of which the run waits for more. What is only claimed must ask before it is sent. A run that
     waits for anything else sends nothing.
     """
-    flowing = asyncio.Event()
-
-    async def held(request: HttpRequest) -> HttpResponse:
-        await flowing.wait()
-        return await answering({"email": "a"})(request)
-
-    rig.port.script = held
+    provider = Hold(rig)
     find = find_tool(effect=effect, concurrency=1)
     items = [rig.item(find, {"domain": f"d{n}.example"}) for n in range(2)]
     rig.hand_in(items)
@@ -110,5 +97,5 @@ async def test_a_spent_budget_leaves_what_was_confirmed_with_its_claim(rig: Rig,
     rig.store.answer(HaltRun(run_id="run-1", action="halt", reason=reason))
     hint = Control(run_id="run-1", action="halt", reason=reason)
     await Handlers(rig.engine, rig.bus).control(Delivery(message=hint, body=b"", queue=""))
-    flowing.set()
+    provider.answer()
     assert [(await rig.bus.outcome(item.call_id)).outcome for item in items] == ["completed", second]

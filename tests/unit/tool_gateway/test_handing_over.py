@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from tests.unit.tool_gateway.conftest import Rig, answering, find_tool
+from tests.unit.tool_gateway.conftest import Hold, Rig, answering, find_tool
 
 from rowmill.errors import AskTimeout
 from rowmill.runtime.deliveries import Delivery
@@ -34,25 +34,6 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.002)
-
-
-class Hold:
-    """A provider that answers when it is told to."""
-
-    def __init__(self, rig: Rig) -> None:
-        self._answer = asyncio.Event()
-        self.open = 0
-        self.then = answering({"email": "a@example"})
-        rig.port.script = self._held
-
-    async def _held(self, request: HttpRequest) -> HttpResponse:
-        self.open += 1
-        await self._answer.wait()
-        self.open -= 1
-        return await self.then(request)
-
-    def answer(self) -> None:
-        self._answer.set()
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from decimal import Decimal
 
 import pytest
-from tests.unit.tool_gateway.conftest import Rig, answering, find_tool, raw_of
+from tests.unit.tool_gateway.conftest import Hold, Rig, answering, find_tool, raw_of
 
 from rowmill_contracts.receipts import ClaimReceipts, Complete, HaltRun
 from rowmill_contracts.shards import LeaseShard
@@ -35,13 +35,7 @@ async def test_without_the_shards_lease_nothing_is_sent_and_calls_are_deferred(s
 async def test_what_was_claimed_is_not_sent_once_the_shards_lease_has_lapsed(settings: ToolGatewaySettings) -> None:
     """The claim was granted under a lease that held then; the right to spend is looked at again before each request."""
     rig = Rig(settings.model_copy(update={"claim_ahead": 10.0, "hand": 60.0}))
-    answer = asyncio.Event()
-
-    async def held(request: HttpRequest) -> HttpResponse:
-        await answer.wait()
-        return await answering({"email": "a"})(request)
-
-    rig.port.script = held
+    provider = Hold(rig)
     find = find_tool(concurrency=1)
     first, second = rig.item(find, {"domain": "a.example"}), rig.item(find, {"domain": "b.example"})
     async with asyncio.timeout(10):
@@ -51,7 +45,7 @@ async def test_what_was_claimed_is_not_sent_once_the_shards_lease_has_lapsed(set
         rig.bus.silent.add(LeaseShard)
         for lease in rig.engine.shards._leases.values():
             lease.until = float("-inf")
-        answer.set()
+        provider.answer()
         assert (await rig.bus.outcome(first.call_id)).outcome == "completed"
         for _ in range(100):
             await asyncio.sleep(0)
@@ -209,13 +203,7 @@ async def test_an_unanswered_claim_defers_and_the_same_lease_is_found_again(rig:
 async def test_another_holders_call_is_waited_for_and_its_result_shared(settings: ToolGatewaySettings, rig: Rig) -> None:
     find = find_tool()
     other = Rig(settings, store=rig.store)
-    flowing = asyncio.Event()
-
-    async def held(request: HttpRequest) -> HttpResponse:
-        await flowing.wait()
-        return await answering({"email": "a"})(request)
-
-    rig.port.script = held
+    provider = Hold(rig)
     first = rig.item(find, {"domain": "a.example"})
     rig.hand_in([first])
     while not rig.port.requests:
@@ -228,7 +216,7 @@ async def test_another_holders_call_is_waited_for_and_its_result_shared(settings
     other.hand_in([second], run="run-2")
     while not other.bus.claims:
         await asyncio.sleep(0)
-    flowing.set()
+    provider.answer()
     assert (await rig.bus.outcome(first.call_id)).execution == "live"
     shared = await other.bus.outcome(second.call_id)
     assert (shared.outcome, shared.execution) == ("completed", "cache")
@@ -238,13 +226,7 @@ async def test_another_holders_call_is_waited_for_and_its_result_shared(settings
 
 async def test_stopping_gives_unsent_claims_back_and_defers_their_calls(settings: ToolGatewaySettings) -> None:
     rig = Rig(settings)
-    flowing = asyncio.Event()
-
-    async def held(request: HttpRequest) -> HttpResponse:
-        await flowing.wait()
-        return await answering({"email": "a"})(request)
-
-    rig.port.script = held
+    provider = Hold(rig)
     find = find_tool(concurrency=1)
     items = [rig.item(find, {"domain": f"d{n}.example"}) for n in range(3)]
     rig.hand_in(items)
@@ -253,7 +235,7 @@ async def test_stopping_gives_unsent_claims_back_and_defers_their_calls(settings
     stopping = asyncio.ensure_future(rig.stop())
     deferred = [await rig.bus.outcome(item.call_id) for item in items[1:]]
     assert [outcome.outcome for outcome in deferred] == ["deferred", "deferred"]
-    flowing.set()
+    provider.answer()
     await stopping
     assert (await rig.bus.outcome(items[0].call_id)).outcome == "completed"
     assert not {receipt.state for receipt in rig.store.receipts.values()} & {"queued", "running"}
@@ -262,13 +244,7 @@ async def test_stopping_gives_unsent_claims_back_and_defers_their_calls(settings
 
 async def test_a_call_that_outlives_its_page_is_carried_by_its_lease() -> None:
     rig = Rig(ToolGatewaySettings(time_scale=0.05, in_flight_hold=6.0))
-    flowing = asyncio.Event()
-
-    async def held(request: HttpRequest) -> HttpResponse:
-        await flowing.wait()
-        return await answering({"email": "a"})(request)
-
-    rig.port.script = held
+    provider = Hold(rig)
     find = find_tool()
     started = rig.clock.now()
     [parked] = await rig.ask([rig.item(find, {"domain": "a.example"})], started_at=started)
@@ -277,7 +253,7 @@ async def test_a_call_that_outlives_its_page_is_carried_by_its_lease() -> None:
         await asyncio.sleep(0)
     again = rig.item(find, {"domain": "a.example"})
     rig.hand_in([again], started_at=started)
-    flowing.set()
+    provider.answer()
     assert (await rig.bus.outcome(again.call_id)).execution == "live"
     assert len(rig.port.requests) == 1
     await rig.stop()
@@ -285,13 +261,7 @@ async def test_a_call_that_outlives_its_page_is_carried_by_its_lease() -> None:
 
 async def test_leases_of_calls_in_hand_are_renewed() -> None:
     rig = Rig(ToolGatewaySettings(time_scale=0.05, receipt_renewal=0.5))
-    flowing = asyncio.Event()
-
-    async def held(request: HttpRequest) -> HttpResponse:
-        await flowing.wait()
-        return await answering({"email": "a"})(request)
-
-    rig.port.script = held
+    provider = Hold(rig)
     item = rig.item(find_tool(), {"domain": "a.example"})
     rig.hand_in([item])
     while not rig.store.receipts:
@@ -300,6 +270,6 @@ async def test_leases_of_calls_in_hand_are_renewed() -> None:
     first = receipt.expires
     while receipt.expires == first:
         await asyncio.sleep(0)
-    flowing.set()
+    provider.answer()
     assert (await rig.bus.outcome(item.call_id)).outcome == "completed"
     await rig.stop()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.unit.tool_gateway.conftest import FindIn, FindOut, Rig, answering, in_turn
+from tests.unit.tool_gateway.conftest import FindIn, FindOut, Hold, Rig, answering, in_turn
 
 from rowmill import HttpTool, Provider
-from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse
 
 
 def find_tool(**options: Any) -> Any:
@@ -62,20 +61,14 @@ async def test_a_provider_that_sends_the_call_away_in_between_does_not_begin_its
 
 async def test_a_call_has_its_whole_timeout_from_dispatch_however_long_it_waited_for_its_turn(rig: Rig) -> None:
     find = find_tool(timeout=7)
-    flowing = asyncio.Event()
-
-    async def held(request: HttpRequest) -> HttpResponse:
-        await flowing.wait()
-        return await answering({"email": "a@example"})(request)
-
-    rig.port.script = held
+    provider = Hold(rig)
     find.__rowmill_tool__.provider.configure(concurrency=1)
     items = [rig.item(find, {"domain": f"d{n}.example"}) for n in range(2)]
     rig.hand_in(items)
     while not rig.port.requests:
         await asyncio.sleep(0)
     await asyncio.sleep(0.02)
-    flowing.set()
+    provider.answer()
     for item in items:
         await rig.bus.outcome(item.call_id)
     assert [request.timeout for request in rig.port.requests] == [7.0, 7.0]
