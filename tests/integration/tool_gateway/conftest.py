@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.fakes.receipts import MemoryReceipts
 from rowmill import registry
 from rowmill.encoding.canonical import canonical
 from rowmill.encoding.receipts import receipt_key
+from rowmill.project import Project
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
 from rowmill.runtime.deliveries import Delivery
@@ -34,6 +36,20 @@ from provider import ProviderProcess  # noqa: E402 - found through the path abov
 SCALE = 0.2
 ORG = "acme"
 KEY = "a-key-that-nobody-may-see"
+
+
+@contextmanager
+def loaded_project(folder: Path, plays: str) -> Iterator[None]:
+    """The project of one module of ``plays`` in that folder, loaded in this process as long as it is entered."""
+    module = f"plays_{abs(hash(folder)):x}"
+    (folder / f"{module}.py").write_text(plays)
+    (folder / "rowmill.toml").write_text(f'plays = ["{module}"]\n')
+    with registry.isolated():
+        Project.find(folder).load()
+        yield
+    sys.modules.pop(module, None)
+    sys.path.remove(str(folder))
+
 
 PLAYS = """
 from decimal import Decimal

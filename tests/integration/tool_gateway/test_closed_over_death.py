@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.tool_gateway.conftest import loaded_project
 from tests.integration.tool_gateway.socket_server import Server, saying
 from tests.integration.tool_gateway.test_restart import gateway_process
 from tests.integration.tool_gateway.test_sharing import Executor, executor  # noqa: F401 - a fixture
 
-from rowmill import registry
 from rowmill.client.lanes import ask_lanes
-from rowmill.project import Project
 from rowmill.runtime.db import Database
 from rowmill_contracts.events import LaneView
 from rowmill_receipt_store.app import App as ReceiptStore
@@ -58,14 +56,8 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture
 def project(tmp_path: Path, server: Server) -> Iterator[Path]:
-    module = f"closed_plays_{abs(hash(tmp_path)):x}"
-    (tmp_path / f"{module}.py").write_text(PLAYS.format(url=server.url))
-    (tmp_path / "rowmill.toml").write_text(f'plays = ["{module}"]\n')
-    with registry.isolated():
-        Project.find(tmp_path).load()
+    with loaded_project(tmp_path, PLAYS.format(url=server.url)):
         yield tmp_path
-    sys.modules.pop(module, None)
-    sys.path.remove(str(tmp_path))
 
 
 @pytest.fixture

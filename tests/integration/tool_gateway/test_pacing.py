@@ -16,12 +16,10 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.receipts import MemoryReceipts
-from tests.integration.tool_gateway.conftest import Neighbours
+from tests.integration.tool_gateway.conftest import Neighbours, loaded_project
 from tests.integration.tool_gateway.test_restart import gateway_process
 
-from rowmill import registry
 from rowmill.durations import Rate
-from rowmill.project import Project
 from rowmill.runtime.clock import SystemClock
 from rowmill_contracts.tools import CallItem, ToolResults
 from rowmill_tool_gateway.settings import ToolGatewaySettings
@@ -103,15 +101,9 @@ class Declared:
 @pytest.fixture
 def project(tmp_path: Path, clocked: Clocked, request: pytest.FixtureRequest) -> Iterator[Path]:
     declared: Declared = request.param
-    module = f"pacing_plays_{abs(hash(tmp_path)):x}"
     rate, own = (f"{one.requests}/{one.window_seconds:g}s" for one in (declared.rate, declared.own))
-    (tmp_path / f"{module}.py").write_text(PLAYS.format(url=clocked.url, rate=rate, own=own, burst=declared.burst))
-    (tmp_path / "rowmill.toml").write_text(f'plays = ["{module}"]\n')
-    with registry.isolated():
-        Project.find(tmp_path).load()
+    with loaded_project(tmp_path, PLAYS.format(url=clocked.url, rate=rate, own=own, burst=declared.burst)):
         yield tmp_path
-    sys.modules.pop(module, None)
-    sys.path.remove(str(tmp_path))
 
 
 class Executor:

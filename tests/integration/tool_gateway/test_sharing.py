@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -13,14 +12,12 @@ from typing import Any
 
 import pytest
 from tests.fakes.receipts import MemoryReceipts
-from tests.integration.tool_gateway.conftest import ORG, Neighbours
+from tests.integration.tool_gateway.conftest import ORG, Neighbours, loaded_project
 from tests.integration.tool_gateway.test_pacing import BOUND, Clocked, clocked, exceeded  # noqa: F401 - a fixture
 from tests.integration.tool_gateway.test_restart import gateway_process
 
-from rowmill import registry
 from rowmill.client.lanes import ask_lanes
 from rowmill.durations import Rate
-from rowmill.project import Project
 from rowmill.runtime.clock import SystemClock
 from rowmill.runtime.db import Database
 from rowmill_contracts.digests import SHARDS, shard_of
@@ -81,15 +78,9 @@ PACED, OTHERS = NAMES[::2], NAMES[1::2]
 
 @pytest.fixture
 def project(tmp_path: Path, clocked: Clocked) -> Iterator[Path]:  # noqa: F811 - the fixture
-    module = f"sharing_plays_{abs(hash(tmp_path)):x}"
     limits = {"rate": f"{RATE.requests}/{RATE.window_seconds:g}s", "burst": RATE.requests, "concurrency": CONCURRENCY}
-    (tmp_path / f"{module}.py").write_text(PLAYS.format(url=clocked.url, latency=LATENCY_MS, paced=PACED, others=OTHERS, **limits))
-    (tmp_path / "rowmill.toml").write_text(f'plays = ["{module}"]\n')
-    with registry.isolated():
-        Project.find(tmp_path).load()
+    with loaded_project(tmp_path, PLAYS.format(url=clocked.url, latency=LATENCY_MS, paced=PACED, others=OTHERS, **limits)):
         yield tmp_path
-    sys.modules.pop(module, None)
-    sys.path.remove(str(tmp_path))
 
 
 class Executor(Neighbours):
