@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from rowmill.dev.ports import is_free
+from rowmill.dev.ports import come_free, is_free
 from rowmill.dev.processes import ProcessMark, account_for, alive, kill_tree, last_words, mark_of, send, signal_tree, tree, wait_until
 from rowmill.errors import ServersUnavailable
 
@@ -53,6 +55,16 @@ def test_a_process_is_alive_until_its_last_thread_has_ended() -> None:
         kill_tree(mark)
         assert not alive(mark)
         assert is_free(port)
+
+
+def test_a_port_that_somebody_has_for_a_moment_is_waited_for_and_one_that_is_kept_is_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        assert not come_free([port], timeout=0.05)
+        leaves = threading.Timer(0.1, listening.close)
+        leaves.start()
+        assert come_free([port], timeout=30)
+        leaves.join()
 
 
 def test_our_tree_starts_with_ourselves() -> None:
