@@ -19,15 +19,18 @@ from rowmill.encoding.receipts import receipt_key
 from rowmill.errors import AskTimeout
 from rowmill.runtime.author_threads import AuthorThreads
 from rowmill.runtime.clock import SystemClock
+from rowmill.runtime.deliveries import Delivery
 from rowmill.tools import Tool, tool_of
 from rowmill_contracts.envelope import Message, decode, encode
 from rowmill_contracts.receipts import ClaimReceipts
 from rowmill_contracts.runs import ProviderServes
+from rowmill_contracts.shards import ShardsFreed
 from rowmill_contracts.tools import CallItem, CallOutcome, ToolCalls, ToolResults
 from rowmill_tool_gateway.credentials import Credentials, Redactor
 from rowmill_tool_gateway.engine import Engine
 from rowmill_tool_gateway.function_clients import Clients
 from rowmill_tool_gateway.functions import FunctionCarrier
+from rowmill_tool_gateway.handlers import Handlers
 from rowmill_tool_gateway.http_port import AiohttpPort, HttpRequest, HttpResponse, MaySend, NoResponse, always, not_sent
 from rowmill_tool_gateway.http_tools import Carrier, HttpCarrier
 from rowmill_tool_gateway.settings import ToolGatewaySettings
@@ -187,8 +190,9 @@ class Rig:
         self.stepped_back.append(shard)
 
     async def _tell_freed(self, shards: list[int]) -> None:
+        hint = Delivery(message=ShardsFreed(shards=shards), body=b"", queue="", message_id="hint")
         for other in self.others:
-            other.engine.shards.freed(shards)
+            await Handlers(other.engine, other.bus).control(hint)
 
     def _serves(self, org: str, provider: str, message: Callable[[], ProviderServes | None]) -> None:
         told = message()
