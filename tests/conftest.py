@@ -11,26 +11,21 @@ they are.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
+from tests.pairs import private_pair
 
 from rowmill.dev import ServerSet, private_servers
 from rowmill.dev.external import ExternalBroker, ExternalDatabase
 from rowmill.dev.nodes import BrokerNode, DatabaseNode
 from rowmill.dev.private import PrivateServers
-from rowmill.dev.processes import ProcessMark, alive, mark_of
 from rowmill.dev.state import locked
 
-_PLACE = Path("/tmp")  # noqa: S108 - short, and every server's user can reach it; mkdtemp makes the folders
-_PREFIX = "rowmill-tests-"
 _numbers = count(1)
 
 
@@ -49,15 +44,12 @@ def servers() -> Iterator[ServerSet]:
             private.start()
         yield private
     else:
-        private = _new_pair()
-        broker: BrokerNode = ExternalBroker(broker_url) if broker_url else private.broker
-        database: DatabaseNode = ExternalDatabase(database_url) if database_url else private.database
-        found = ServerSet(broker, database)
-        try:
+        with private_pair() as private:
+            broker: BrokerNode = ExternalBroker(broker_url) if broker_url else private.broker
+            database: DatabaseNode = ExternalDatabase(database_url) if database_url else private.database
+            found = ServerSet(broker, database)
             found.start()
             yield found
-        finally:
-            _delete(private)
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +73,8 @@ def database_url(servers: ServerSet, request: pytest.FixtureRequest) -> Iterator
 
 @pytest.fixture(scope="module")
 def _module_pair() -> Iterator[PrivateServers]:
-    private = _new_pair()
-    try:
+    with private_pair() as private:
         yield private
-    finally:
-        _delete(private)
 
 
 @pytest.fixture
@@ -103,25 +92,3 @@ def own_servers(_module_pair: PrivateServers) -> PrivateServers:
 def _name_for(request: pytest.FixtureRequest) -> str:
     module = re.sub(r"[^a-z0-9]+", "_", request.module.__name__.rsplit(".", 1)[-1].lower())
     return f"{module[:40]}_{os.getpid()}_{next(_numbers)}"
-
-
-def _new_pair() -> PrivateServers:
-    _delete_abandoned_pairs()
-    private = private_servers(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_PLACE)))
-    owner = mark_of(os.getpid())
-    assert owner is not None
-    (private.folder / "owner.json").write_text(json.dumps([owner.pid, owner.born]))
-    return private
-
-
-def _delete(private: PrivateServers) -> None:
-    private.delete()
-    shutil.rmtree(private.folder)
-
-
-def _delete_abandoned_pairs() -> None:
-    """End the servers of test sessions that were killed before they could."""
-    for folder in _PLACE.glob(f"{_PREFIX}*"):
-        owner = folder / "owner.json"
-        if folder.lstat().st_uid == os.geteuid() and owner.exists() and not alive(ProcessMark(*json.loads(owner.read_text()))):
-            _delete(private_servers(folder))

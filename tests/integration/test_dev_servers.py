@@ -110,8 +110,7 @@ def test_as_root_the_servers_run_as_their_packages_users_in_folders_that_only_th
         if os.geteuid() == 0:
             assert folder.owner() == user
     for record in own_servers.folder.glob("*.json"):
-        if record.name != "owner.json":
-            assert record.stat().st_mode & 0o777 == 0o600
+        assert record.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_stranger_without_the_password_is_refused(own_servers: PrivateServers) -> None:
