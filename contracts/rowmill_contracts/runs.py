@@ -306,7 +306,8 @@ class DatasetSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A run as `rowmill runs` shows it. Times are seconds since the epoch. ``charges_known`` false: its calls and cost are what was last heard, since
-    the receipt-store does not answer. ``retrying``: it is over, and its retry is being prepared. ``budget``: as it stands now.
+    the receipt-store does not answer. ``retrying``: it is over, and its retry is being prepared. ``budget``: as it stands now. ``rows_waiting``: of a
+    run that is asked for by its id, how many of its rows wait outside any process for their turn at a provider or for it to serve, by its name.
     """
 
     run_id: str
@@ -325,6 +326,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     charges_known: bool = True
     retrying: bool = False
     budget: Decimal | Limits | None = None
+    rows_waiting: dict[str, int] = {}
 
 
 @message()

@@ -490,6 +490,11 @@ WHERE w.dataset_seq = due.dataset_seq AND w.row_index = due.row_index RETURNING 
 UPDATE waits w SET state = 'released' FROM unnest($2::bigint[], $3::int[]) AS n (row_index, waits)
 WHERE w.dataset_seq = $1 AND w.row_index = n.row_index AND w.waits = n.waits AND w.state = 'releasing'
 
+-- name: rows_waiting
+-- How many rows of a run wait for each provider.
+SELECT w.provider, count(*) AS rows FROM waits w JOIN datasets d USING (dataset_seq)
+WHERE d.run_id = $1 AND d.state = 'open' AND w.state = 'waiting' AND NOT w.halted AND w.provider <> '' GROUP BY w.provider ORDER BY w.provider
+
 -- name: next_due
 SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float8 FROM waits WHERE state = 'waiting'
 

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from rowmill.runtime.db import Connection, Database
 from rowmill.runtime.deliveries import Delivery, Rejected
 from rowmill_admission import inputs, runs
@@ -21,6 +23,7 @@ from rowmill_admission.store import datasets as dataset_store
 from rowmill_admission.store import inputs as input_store
 from rowmill_admission.store import owed
 from rowmill_admission.store import runs as run_store
+from rowmill_admission.store import waits as wait_store
 from rowmill_contracts.budgets import MOST_COUNTED
 from rowmill_contracts.charges import RunCharges
 from rowmill_contracts.counts import Counts, Problem
@@ -262,14 +265,19 @@ class Runs:
         return OldestRun(started_at=min((each for each in (unfinished, retriable) if each is not None), default=None))
 
     async def shown(self, request: GetRun) -> RunShown:
-        async def work(connection: Connection) -> tuple[Run, list[Dataset]] | None:
+        async def work(connection: Connection) -> tuple[Run, list[Dataset], dict[str, int]] | None:
             run = await run_store.read(connection, request.run_id)
-            return None if run is None else (run, await dataset_store.of_runs(connection, [run.run_id]))
+            if run is None:
+                return None
+            stored = await dataset_store.of_runs(connection, [run.run_id])
+            return run, stored, {} if run.over else await wait_store.for_providers(connection, run.run_id)
 
         found = await self._database.transact(work)
         if found is None:
             return RunShown()
-        return RunShown(run=_summary(*found, await self._charges.at_once([request.run_id])))  # asked after: of a run that is over it is all
+        run, stored, waiting = found
+        summary = _summary(run, stored, await self._charges.at_once([request.run_id]))  # asked after: of a run that is over it is all
+        return RunShown(run=msgspec.structs.replace(summary, rows_waiting=waiting))
 
 
 def _staged_inputs(start: RunStart, run_id: str) -> list[StagedInput]:

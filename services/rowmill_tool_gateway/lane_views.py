@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.events import AskLanes, LanesShown, LaneView
 from rowmill_tool_gateway.flights import Flight, Stage
 from rowmill_tool_gateway.lanes import Lane
+
+MOST_OF_A_CODE: Final = 100
+"""Characters of a failure's code that are shown: a tool function may have made it."""
 
 
 class Rights(Protocol):
@@ -55,5 +58,6 @@ def _view(lane: Lane, waiting: list[Flight], now: float, *, held: bool) -> LaneV
         unavailable_seconds=lane.unavailable_for(now),
         probing=lane.probing,
         rate=None if lane.pace is None else lane.pace.rate.text,
+        why=lane.why[:MOST_OF_A_CODE],
         permits=None if lane.pace is None else max(0, math.floor(lane.pace.sends_within(now, 1.0))),
     )

@@ -66,6 +66,8 @@ class Lane:
         self.closed_until = float("-inf")
         self.unavailable_since: float | None = None
         """Since when the provider refuses or cannot be reached; None while it serves, however long its pace makes calls wait."""
+        self.why = ""
+        """The code of the failure for which it does not serve, as far as it was seen here."""
         self._probes = probes
         self._throttle = Throttle(recovery)
         self._missed = 0
@@ -152,6 +154,7 @@ class Lane:
     def served(self, now: float) -> None:
         """The provider answered, and not that it is exhausted."""
         self.unavailable_since = None
+        self.why = ""
         self.kept_waiting = False
         self._scout_at, self._scout_gap = float("-inf"), 0.0
         self._throttle.served(now)

@@ -146,6 +146,7 @@ class Settler:
         kinds = {"result" if isinstance(ended, Result) else ended.kind for ended in endings}
         if kinds <= {"never_opened"}:
             lane.missed(now, self._random())
+            lane.why = next((decision.failure.code for decision in decisions if decision is not None), "")
         elif kinds - {"never_opened", "misdefined", "no_answer"}:
             lane.reached()
             if all(decision is None or self._closes_for(decision) is None for decision in decisions):
@@ -155,8 +156,9 @@ class Settler:
                     self._serves(lane.org, lane.provider, lambda: self.call_back(lane, weight))
         for decision in decisions:
             seconds = None if decision is None else self._closes_for(decision)
-            if seconds is None:
+            if seconds is None or decision is None:
                 continue
+            lane.why = decision.failure.code
             seconds = min(max(seconds, self._settings.retry_first), self._settings.longest_closing)
             if isinstance(decision, Defer) and decision.failure.category == "rate_limited":
                 lane.overrun(now, seconds)

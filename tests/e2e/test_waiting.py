@@ -123,6 +123,7 @@ async def test_rows_wait_for_free_and_come_back_in_order_without_a_burst(
         await outage.all_wait()
         waited = loop.time() - began
 
+        outage_told = await jobs[0].outages()
         beside = await rows_a_second(system, client, size, "beside")
         await outage.all_wait()
         memory_waiting = system.memory()
@@ -141,6 +142,8 @@ async def test_rows_wait_for_free_and_come_back_in_order_without_a_burst(
         await connection.close()
 
     names, times = [name for _, name in away.arrivals], [time for time, _ in away.arrivals]
+    assert [(found.provider, found.why) for found in outage_told] == [("away", "connection_failed")]
+    assert size.window - SCOUTS <= outage_told[0].rows <= size.window
     order = order_of(names, asked, scouts=round(size.longest / (2 * size.hand)) + 4)
     books = outage.books
     figures = {

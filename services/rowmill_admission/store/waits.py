@@ -107,6 +107,11 @@ async def next_due(database: Database) -> float | None:
     return None if row is None else row[0]
 
 
+async def for_providers(connection: Connection, run_id: str) -> dict[str, int]:
+    """How many rows of a run wait for each provider, by its name."""
+    return {row["provider"]: row["rows"] for row in await connection.fetch(SQL["rows_waiting"], run_id)}
+
+
 async def of_page(database: Database, dataset_seq: int, page: int) -> dict[int, Wait]:
     """By row index."""
     return {row["row_index"]: _wait(row) for row in await database.fetch(SQL["waits_of_page"], dataset_seq, page)}

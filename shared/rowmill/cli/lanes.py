@@ -49,8 +49,14 @@ def _document(answer: LanesShown) -> dict[str, Any]:
 
 
 def _state(lane: LaneView) -> str:
+    from rowmill.cli.wording import why_told  # noqa: PLC0415 - commands load what they need
+
     if not lane.held:
         return "another gateway's, or nobody's"
+    return f"{_open(lane)}: {why_told(lane.why)}" if lane.why else _open(lane)
+
+
+def _open(lane: LaneView) -> str:
     if lane.closed_seconds is not None:
         until = datetime.fromtimestamp(datetime.now(UTC).timestamp() + lane.closed_seconds, UTC).isoformat(timespec="seconds")
         return f"closed for {lane.closed_seconds:.0f} s, until {until}"

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from rowmill.cli.outages import News, outage_told
 from rowmill.cli.wording import charged_told, numbered, problem_told, rows_told
 from rowmill_contracts.counts import Counts
 from rowmill_contracts.events import DatasetEvent, RunEvent
 from rowmill_contracts.runs import RunSummary
+
+if TYPE_CHECKING:
+    from rowmill.client.outages import Outage
 
 PLAIN_SECONDS = 2.0
 """Where stderr is no terminal, one line this often."""
@@ -34,8 +40,10 @@ class Progress:
         self._counts: dict[str, Counts] = {}
         self._totals: dict[str, int | None] = {}
         self._charged = ""
-        self._started = time.monotonic()
+        self._started = self._moved = time.monotonic()
         self._printed = 0.0
+        self._outages: Sequence[Outage] = ()
+        self._news = News()
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -53,7 +61,7 @@ class Progress:
     def run_started(self, run_id: str) -> None:
         self._run_id = run_id
         self._state = "queued"
-        self._started = time.monotonic()
+        self._started = self._moved = time.monotonic()
         self._console.print(f"rowmill: staged {numbered(self._staged, 'row')}; run {run_id}", highlight=False)
 
     def run_state(self, event: RunEvent) -> None:
@@ -63,12 +71,26 @@ class Progress:
 
     def dataset(self, event: DatasetEvent) -> None:
         known = self._counts.get(event.dataset)
+        if known is None or (event.counts.admitted, event.counts.terminal) != (known.admitted, known.terminal):
+            self._moved, self._outages = time.monotonic(), ()
         if known is None or event.counts.terminal >= known.terminal:
             self._counts[event.dataset] = event.counts
             self._totals[event.dataset] = event.total_rows
         if event.run_calls is not None:
             self._charged = f"calls {event.run_calls}, cost {event.run_cost}"
         self._show()
+
+    def stands_still(self, seconds: float) -> bool:
+        """Whether no row was admitted, and none ended, for so long."""
+        return time.monotonic() - self._moved >= seconds
+
+    def waits_for(self, outages: Sequence[Outage]) -> None:
+        """Providers that keep rows waiting while the counts stand still: shown below them at a terminal, else a line for each change."""
+        self._outages = outages
+        for outage in self._news.of(outages, time.monotonic()) if self._live is None else ():
+            self._console.print(f"rowmill: {outage_told(outage)}", highlight=False, soft_wrap=True)
+        if self._live is not None:
+            self._show()
 
     def _show(self) -> None:
         if self._live is not None:
@@ -82,7 +104,7 @@ class Progress:
     def _rate(self, counts: Counts) -> float:
         return counts.terminal / max(time.monotonic() - self._started, 0.001)
 
-    def _table(self) -> Table:
+    def _table(self) -> Group:
         title = ", ".join(filter(None, (f"run {self._run_id}: {self._state}", self._charged)))
         table = Table(title=title if self._run_id else f"staging: {numbered(self._staged, 'row')}", title_justify="left")
         for column in ("dataset", "admitted", "done", "failed", "reused", "rows/s"):
@@ -93,7 +115,7 @@ class Progress:
             done = str(counts.completed)
             figures = (str(counts.failed), str(counts.reused), f"{self._rate(counts):.0f}")
             table.add_row(name, admitted, done, *figures)
-        return table
+        return Group(table, *(Text(outage_told(outage)) for outage in self._outages))
 
 
 def _line(counts: Counts, rate: float) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from rowmill.cli.connecting import LAG_SECONDS, broker_url
+from rowmill.cli.outages import watch
 from rowmill.cli.progress import Progress, shown
 from rowmill.cli.wording import hidden_told, kept_budget_told
 from rowmill.client.client import Client, divided_input
@@ -153,13 +154,14 @@ async def _unless_interrupted(work: Coroutine[Any, Any, RunStatus]) -> RunStatus
 
 async def _follow(job: Job, progress: Progress) -> RunSummary:
     """Until the run is over, or waits for a person."""
-    hearing = asyncio.ensure_future(_hear(job, progress))
+    beside = [asyncio.ensure_future(_hear(job, progress)), asyncio.ensure_future(watch(job, progress))]
     try:
         return await job.wait(standing=True)
     finally:
-        hearing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await hearing
+        for task in beside:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
 
 async def _hear(job: Job, progress: Progress) -> None:

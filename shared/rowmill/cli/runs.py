@@ -14,6 +14,7 @@ from rowmill.errors import UsageError
 
 if TYPE_CHECKING:
     from rowmill.client.jobs import Job
+    from rowmill.client.outages import Outage
     from rowmill_contracts.runs import RunSummary
 
 app = typer.Typer(help="Runs: what ran, what runs, how it ended.", no_args_is_help=True)
@@ -55,23 +56,25 @@ def list_runs(
 
 @app.command("get")
 def get(run_id: str, as_json: JsonOption = False) -> None:
-    """Show one run: state, counts, datasets, output, error."""
+    """Show one run: state, counts, which providers its rows wait for, datasets, output, error."""
     import msgspec  # noqa: PLC0415 - commands load what they need
 
     from rowmill.cli.connecting import asked  # noqa: PLC0415
     from rowmill.client.client import Client  # noqa: PLC0415
 
-    async def question(url: str) -> RunSummary | None:
+    async def question(url: str) -> tuple[RunSummary | None, list[Outage]]:
         async with Client(url, row_events=False) as client:
-            return await (await client.job(run_id)).status()
+            job = await client.job(run_id)
+            run = await job.status()
+            return run, [] if run is None else await job.outages_of(run)
 
-    run = asked(question, of="admission")
+    run, outages = asked(question, of="admission")
     if run is None:
         raise UsageError(f"there is no run {run_id!r}; `rowmill runs list` shows those there are")
     if as_json:
-        print(msgspec.json.encode(_document(run)).decode())
+        print(msgspec.json.encode(_document(run) | {"outages": outages}).decode())
         return
-    for line in _told(run):
+    for line in _told(run, outages):
         print(line)
 
 
@@ -174,8 +177,9 @@ def _is_over(run: RunSummary) -> bool:
     return run.state in _OVER and not run.retrying
 
 
-def _told(run: RunSummary) -> list[str]:
+def _told(run: RunSummary, outages: list[Outage]) -> list[str]:
     from rowmill.budgets import as_typed  # noqa: PLC0415 - commands load what they need
+    from rowmill.cli.outages import outage_told  # noqa: PLC0415
 
     counts = run.counts
     facts = {
@@ -193,8 +197,9 @@ def _told(run: RunSummary) -> list[str]:
         "error": None if run.error is None else problem_told(run.error),
         "output": None if bytes(run.output) == b"null" else json.dumps(json.loads(bytes(run.output)), ensure_ascii=False),
     }
-    datasets = [f"{found.dataset} ({found.state}): {rows_told(found.counts)}" for found in run.datasets]
-    return [f"{name:12} {value}" for name, value in (*facts.items(), *(("dataset", found) for found in datasets)) if value is not None]
+    away = [("provider", outage_told(outage)) for outage in outages]
+    datasets = [("dataset", f"{found.dataset} ({found.state}): {rows_told(found.counts)}") for found in run.datasets]
+    return [f"{name:12} {value}" for name, value in (*facts.items(), *away, *datasets) if value is not None]
 
 
 def _document(run: Any) -> dict[str, Any]:

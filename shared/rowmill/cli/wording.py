@@ -40,6 +40,13 @@ def kept_budget_told(run: RunSummary, given: Budget) -> str | None:
     return f"the run {run.run_id} exists, with {has}, which {wanted} does not change here; `rowmill runs resume {run.run_id} {wanted}` does"
 
 
+def why_told(code: str) -> str:
+    """Why a provider does not serve, by the code of the failure that was seen last; empty: nobody knows."""
+    if code.startswith("http_"):
+        return f"answers {code.removeprefix('http_')}"
+    return {"": "does not serve", "connection_failed": "cannot be reached", "payment": "asks to be paid"}.get(code, f"fails with {code}")
+
+
 def numbered(count: int, thing: str) -> str:
     """``1 row``, ``2 rows``."""
     return f"{count} {thing}{'' if count == 1 else 's'}"

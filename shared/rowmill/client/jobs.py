@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 
 from rowmill.budgets import BudgetLike, budget_of
+from rowmill.client.outages import Outage, outages
 from rowmill.client.patience import Patience, Report
 from rowmill.client.reading import SheetReader
 from rowmill.encoding.values import decode_value
 from rowmill.errors import RunFailed, UsageError
 from rowmill.paged_handle import PagedHandle
 from rowmill.runtime.bus import Bus
-from rowmill.runtime.clock import new_id
+from rowmill.runtime.clock import SystemClock, new_id
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.events import DatasetEvent, RowsCompleted, RowsFailed, RunEvent
 from rowmill_contracts.retries import RunRetry
@@ -116,6 +117,15 @@ class Job:
     async def _stands(self) -> RunSummary | None:
         """As `status`, for who waits."""
         return (await self._patience.ask(GetRun(run_id=self.run_id), ADMISSION_ASKS, RunShown)).run
+
+    async def outages(self) -> list[Outage]:
+        """Providers that do not serve and for which rows of the run wait; asks admission, and then the gateways, for a second at most."""
+        run = await self.status()
+        return [] if run is None else await self.outages_of(run)
+
+    async def outages_of(self, run: RunSummary) -> list[Outage]:
+        """The same of the run as `status` answered it; asks the gateways alone, and only where rows wait."""
+        return await outages(self._bus, run, SystemClock())
 
     async def stop(self, reason: str = "stopped by its client") -> None:
         """Stop the run: nothing new is sent for it; what is in flight is recorded."""

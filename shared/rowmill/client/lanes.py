@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 
 from rowmill.runtime.bus import Bus
 from rowmill_contracts.events import AskLanes, LanesShown
 from rowmill_contracts.topology import CONTROL
 
 
-async def ask_lanes(bus: Bus, *, seconds: float, org: str | None = None, provider: str | None = None, first: bool = False) -> list[LanesShown]:
-    """What the gateways say within ``seconds``, in any order; nothing where none runs. ``first``: return with the first answer."""
+async def ask_lanes(
+    bus: Bus,
+    *,
+    seconds: float,
+    org: str | None = None,
+    provider: str | None = None,
+    first: bool = False,
+    enough: Callable[[Iterable[LanesShown]], bool] | None = None,
+) -> list[LanesShown]:
+    """What the gateways say within ``seconds``, in any order; nothing where none runs. ``first``: return with the first answer; ``enough``: as soon
+    as these answers are.
+    """
     answers: dict[str, LanesShown] = {}
     heard = asyncio.Event()
+
+    def said() -> bool:
+        return bool(answers) and (first or (enough is not None and enough(answers.values())))
 
     def collect(answer: LanesShown) -> None:
         answers[answer.gateway] = answer
@@ -22,7 +36,9 @@ async def ask_lanes(bus: Bus, *, seconds: float, org: str | None = None, provide
     try:
         async with asyncio.timeout(seconds):
             await bus.publish(AskLanes(org=org, provider=provider), "", exchange=CONTROL, reply_to=bus.reply_to)
-            await (heard.wait() if first else asyncio.sleep(seconds))
+            while not said():
+                heard.clear()
+                await heard.wait()
     except TimeoutError:
         pass
     return list(answers.values())

@@ -115,6 +115,9 @@ async def test_rows_come_back_as_soon_as_their_provider_serves_the_oldest_first_
         for row, age in zip(tasks.rows, (300.0, 100.0, 200.0), strict=True):
             provider = "away" if each == run_id else "elsewhere"
             await neighbours.bus.publish(parked(_of(tasks, [row]), 3_600_000, provider=provider, asked=age), ADMISSION_PARKED)
+    async with asyncio.timeout(20):
+        while not ((shown := await neighbours.get(run_id)) and shown.rows_waiting == {"away": 3}):
+            await asyncio.sleep(0.02)
     org = tasks.org
     for message in (
         ProviderServes(org="another", provider="away", per_second=1000.0),

@@ -200,3 +200,15 @@ async def test_a_provider_that_serves_an_organisation_calls_back_the_rows_of_no_
         await tables.wait(seq, 0, provider="'hunter'", due_at=ago(-3600))
     await waits.provider_serves(tables.database, "o", "hunter", waits.Turns(per_second=1.0, at_once=5, together=1, of_a_run=1, rows=5))
     assert [((row := await tables.row(seq))["due"], row["called_back"]) for seq in (ours, theirs)] == [(True, True), (False, False)]
+
+
+async def test_a_run_says_how_many_of_its_rows_wait_for_each_provider(tables: Waits) -> None:
+    seq, other, closed = await tables.of("r"), await tables.of("other"), await tables.dataset("r", "closed", state="'closed'")
+    for index, columns in enumerate(
+        ({}, {}, {"provider": "'apollo'"}, {"provider": "''"}, {"state": "'released'"}, {"state": "'releasing'"}, {"halted": "true"}),
+    ):
+        await tables.wait(seq, index, **({"provider": "'hunter'"} | columns))
+    for of in (other, closed):
+        await tables.wait(of, 0, provider="'hunter'")
+
+    assert await tables.database.transact(lambda connection: waits.for_providers(connection, "r")) == {"apollo": 1, "hunter": 2}

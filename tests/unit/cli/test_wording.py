@@ -12,6 +12,7 @@ from rowmill.budgets import as_typed, budget_typed
 from rowmill.cli import connecting
 from rowmill.cli.main import app
 from rowmill.cli.wording import hidden_told, kept_budget_told
+from rowmill.client.outages import Outage
 from rowmill_contracts.budgets import Budget, Limits
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.runs import DatasetSummary, RunSummary
@@ -32,7 +33,7 @@ RUN = RunSummary(
 
 
 def test_a_run_is_shown_in_words_and_what_it_has_not_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "asked", lambda _question, *, of: RUN if of == "admission" else None)
+    monkeypatch.setattr(connecting, "asked", lambda _question, *, of: (RUN, []) if of == "admission" else None)
     told = CliRunner().invoke(app, ["runs", "get", "r1"])
     assert told.exit_code == 0, told.output
     assert told.stdout.splitlines() == [
@@ -47,6 +48,14 @@ def test_a_run_is_shown_in_words_and_what_it_has_not_is_left_out(monkeypatch: py
         'output       {"city": "Köln"}',
         "dataset      leads (closed): 3 admitted, 1 completed, 1 failed, 0 cancelled, 0 reused, 1 duplicate",
     ]
+
+
+def test_a_run_whose_rows_wait_names_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "asked", lambda _question, *, of: (RUN, [Outage("clearbit", 412, "http_503", None)]))
+    told = CliRunner().invoke(app, ["runs", "get", "r1"])
+    assert "provider     waiting for provider clearbit: answers 503, asked again now and then; 412 rows wait" in told.stdout.splitlines()
+    told = CliRunner().invoke(app, ["runs", "get", "r1", "--json"])
+    assert msgspec.json.decode(told.stdout)["outages"] == [{"provider": "clearbit", "rows": 412, "why": "http_503", "until": None}]
 
 
 def test_a_resumed_run_is_printed_as_json(monkeypatch: pytest.MonkeyPatch) -> None:

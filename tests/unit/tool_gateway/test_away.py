@@ -13,6 +13,7 @@ from tests.unit.tool_gateway.conftest import Rig, answering, in_turn
 
 from rowmill import HttpTool, Provider
 from rowmill.runtime.clock import SystemClock
+from rowmill_contracts.events import AskLanes
 from rowmill_contracts.runs import ProviderServes
 from rowmill_tool_gateway.calling_back import CallBack
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse, NoResponse
@@ -198,3 +199,19 @@ async def test_that_nobody_waited_elsewhere_is_not_told(rig: Rig) -> None:
     [outcome] = await rig.ask([rig.item(away_tool(), {"domain": "a.example"})])
     assert outcome.outcome == "completed"
     assert not rig.serving
+
+
+async def test_a_lane_says_why_its_provider_does_not_serve_until_it_serves(patient: Rig) -> None:
+    find = away_tool()
+
+    async def why_after(script: Any, word: str) -> str:
+        patient.port.script = script
+        await patient.ask([patient.item(find, {"domain": f"{word}.example"}, asked=patient.clock.now())])
+        [lane] = patient.engine.show(AskLanes()).lanes
+        return lane.why
+
+    assert await why_after(answering({}, status=503, Retry_After="0.01"), "busy") == "http_503"
+    await patient.clock.sleep(patient.settings.retry_first + 0.01)  # until the lane is open again
+    assert await why_after(refusing, "down") == "connection_failed"
+    await patient.clock.sleep(patient.settings.retry_first + 0.01)  # until the lane is open again
+    assert await why_after(answering({"email": None}), "well") == ""
