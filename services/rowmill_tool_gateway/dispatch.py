@@ -248,8 +248,6 @@ class Dispatcher:
         lane, now = traffic.lane, self._clock.monotonic()
         if traffic.resolving or not self._may_send(lane):
             return  # the shard gained, or the latch opened, pumps again; meanwhile the hand's sweep defers
-        if any(window.working() and not window.pace.permitted(now) for window in traffic.windows):
-            self._shards.draw_soon()
         self._claim_what_fits(traffic, now)
         while lane.may_send(now):
             group = self._due(traffic, now)
@@ -261,6 +259,8 @@ class Dispatcher:
             for flight in flights:
                 flight.stage = Stage.SENT
             self._begin(self.sender.send(lane, flights, group.paces, self._entered(traffic, flights[0])))
+        if any(window.in_hand() and not window.pace.permitted(now) for window in traffic.windows):
+            self._shards.draw_soon()
         wake = self._wake_at(traffic, now)
         if wake is not None:
             loop = asyncio.get_running_loop()

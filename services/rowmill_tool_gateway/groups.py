@@ -34,9 +34,9 @@ class Group(Generic[ItemT]):
         self._ready: deque[tuple[float, ItemT, bool]] = deque()
 
     @property
-    def working(self) -> bool:
-        """Calls wait, or are being claimed, or are claimed and not taken."""
-        return bool(self._ready) or self.coming > 0 or self.waiting.length > 0
+    def requests(self) -> int:
+        """Requests that its calls make which wait, are being claimed, or are claimed and not taken: so few at least."""
+        return -(-(len(self._ready) + self.coming + self.waiting.length) // self.size)
 
     @property
     def ready(self) -> int:

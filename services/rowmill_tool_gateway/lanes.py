@@ -129,10 +129,17 @@ class Lane:
         """Requests' worth of calls to claim now: what can be sent within ``ahead`` seconds and is not claimed yet."""
         if self.closed_until > now:
             return 0.0
-        room = max(0, self.slots) + (0.0 if self.probing else self.allowed * ahead / self._duration)
+        room = self._by_slots(ahead)
         if self.pace is not None:
             room = min(room, self.pace.sends_within(now, ahead))
         return room - self.claimed
+
+    def requests_within(self, seconds: float) -> int:
+        """How many requests its slots let begin within so many seconds, if they go on to last as long as of late: one at least."""
+        return max(1, math.ceil(self._by_slots(seconds)))
+
+    def _by_slots(self, seconds: float) -> float:
+        return max(0, self.slots) + (0.0 if self.probing else self.allowed * seconds / self._duration)
 
     def opened(self, now: float) -> None:
         """A request is about to be sent."""

@@ -110,10 +110,22 @@ class Pace:
 
     # ---- permits ----------------------------------------------------------------------------------------------------------------------
 
-    def ask(self, now: float, seconds: float) -> Ask:
-        """What to ask for so that nothing but the rate holds anything back for ``seconds``, and what was sent up to now."""
-        most = min(self.rate.requests * math.ceil(seconds / self.rate.window_seconds), math.ceil((seconds + CATCH_UP) / self._interval)) + self._burst
-        return Ask(now, seconds, most + self._pending, self._pending, self._begun, self._report(now) if self.known else None)
+    def ask(self, now: float, seconds: float, in_hand: int) -> Ask:
+        """What to ask for so that nothing but the rate holds the requests back that are ``in_hand``, and as many more as come at an even pace, for
+        ``seconds``; and what was sent up to now. What is drawn counts as sent if we die: so of a burst no more than is there to be sent, and nothing
+        of it before it is known what others sent.
+        """
+        even = math.ceil((seconds + CATCH_UP) / self._interval)
+        permits = max(1, min(even + in_hand if self.known else even, self._most(now, seconds)))
+        return Ask(now, seconds, permits + self._pending, self._pending, self._begun, self._report(now) if self.known else None)
+
+    def _most(self, now: float, seconds: float) -> int:
+        """Requests that the rate lets begin within so many seconds."""
+        windows = math.ceil(seconds / self.rate.window_seconds)
+        first = now + seconds - windows * self.rate.window_seconds
+        begun = sum(at > first for at in self._sent) + self._pending if self.known else self._pending
+        at_its_pace = (seconds + self._tolerance - max(self._due - now, -CATCH_UP)) / self._interval
+        return min(windows * self.rate.requests - begun, math.floor(at_its_pace) + 1)
 
     def last_words(self, now: float) -> Ask:
         """A report by who sends no more."""

@@ -16,12 +16,12 @@ from rowmill_tool_gateway.pacing import Ask, Pace
 
 @dataclass(slots=True, eq=False)
 class Window:
-    """One rate. ``name``: the same in every gateway. ``working``: whether calls wait that it holds back. ``term``: under which ``pace`` knows."""
+    """One rate. ``name``: the same in every gateway. ``in_hand``: requests that it holds back. ``term``: under which ``pace`` knows."""
 
     name: str
     shard: int
     pace: Pace
-    working: Callable[[], bool]
+    in_hand: Callable[[], int]
     term: int = 0
 
 
@@ -47,8 +47,8 @@ class Permits:
 
     def draws(self, shards: Sequence[int], now: float) -> list[Drawing]:
         """What to ask for: the permits of all windows of these shards that hold calls back."""
-        found = (window for shard in shards for window in self._windows.get(shard, ()) if window.working())
-        return [self._drawing(window, window.pace.ask(now, self._life)) for window in found]
+        found = ((window, window.in_hand()) for shard in shards for window in self._windows.get(shard, ()))
+        return [self._drawing(window, window.pace.ask(now, self._life, in_hand)) for window, in_hand in found if in_hand]
 
     def last_words(self, shards: Sequence[int], now: float) -> list[Drawing]:
         """What whoever takes these shards over must know."""

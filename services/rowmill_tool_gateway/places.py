@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -94,8 +94,7 @@ class Places:
         traffic = self._traffic[org, provider.name] = Traffic(lane)
         traffic.again = partial(self._soon, traffic)
         if pace is not None:
-            groups = traffic.groups
-            self._share(traffic, Window(lane.name, lane.shard, pace, lambda: any(group.working for group in groups)))
+            self._share(traffic, lane.name, pace, traffic.groups)
         self._opened_up(traffic, provider)
         return traffic
 
@@ -105,10 +104,13 @@ class Places:
         group: Group[Flight] = Group(size=tool.size, gather=self._settings.page_gather, pace=pace, lane_pace=lane.pace)
         traffic.groups.append(group)
         if pace is not None:
-            self._share(traffic, Window(f"{lane.org}/{tool.id}", lane.shard, pace, lambda: group.working))
+            self._share(traffic, f"{lane.org}/{tool.id}", pace, [group])
         return group
 
-    def _share(self, traffic: Traffic, window: Window) -> None:
+    def _share(self, traffic: Traffic, name: str, pace: Pace, groups: Collection[Group[Flight]]) -> None:
+        """Draw the permits of a rate that the requests of these groups count in: for as many of those in hand as can begin while permits are good."""
+        lane, life = traffic.lane, self._settings.permit_life
+        window = Window(name, lane.shard, pace, lambda: min(sum(group.requests for group in groups), lane.requests_within(life)))
         traffic.windows.append(window)
         self._permits.add(window)
 
