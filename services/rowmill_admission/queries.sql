@@ -309,10 +309,11 @@ RETURNING d.*
 UPDATE datasets SET counted_at = now() WHERE run_id = $1 AND dataset = $2
 
 -- name: progress_due
--- The counts to tell, if nothing was told for $2 seconds.
+-- The counts to tell of these datasets, where they are open and nothing was told for $2 seconds. Locks the rows in order first, as who counts does.
 UPDATE datasets d SET progress_at = clock_timestamp()
-FROM runs r
-WHERE d.dataset_seq = $1 AND r.run_id = d.run_id AND d.state = 'open' AND coalesce(d.progress_at <= clock_timestamp() - make_interval(secs => $2), true)
+FROM (SELECT dataset_seq FROM datasets WHERE dataset_seq = ANY($1::bigint[]) ORDER BY dataset_seq FOR UPDATE) o, runs r
+WHERE d.dataset_seq = o.dataset_seq AND r.run_id = d.run_id AND d.state = 'open'
+    AND coalesce(d.progress_at <= clock_timestamp() - make_interval(secs => $2), true)
 RETURNING d.*, r.play, (SELECT seal_rows FROM inputs i WHERE i.input_id = d.input_id AND i.state = 'sealed') AS seal_rows
 
 -- ==== feeding ==============================================================================================================================

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -110,10 +110,9 @@ async def note_heard(database: Database, run_id: str, dataset: str) -> None:
     await database.execute(SQL["note_heard"], run_id, dataset)
 
 
-async def progress_due(database: Database, dataset_seq: int, interval: float) -> tuple[Dataset, str] | None:
-    """The dataset and its run's play, if it is open and nothing was told of it for ``interval`` seconds."""
-    row = await database.fetchrow(SQL["progress_due"], dataset_seq, interval)
-    return None if row is None else (dataset_of(row), row["play"])
+async def progress_due(database: Database, seqs: Collection[int], interval: float) -> list[tuple[Dataset, str]]:
+    """Of these datasets, with their runs' plays, those that are open and of which nothing was told for ``interval`` seconds."""
+    return [(dataset_of(row), row["play"]) for row in await database.fetch(SQL["progress_due"], sorted(seqs), interval)]
 
 
 async def over(database: Database) -> list[int]:
