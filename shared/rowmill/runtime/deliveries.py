@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rowmill.errors import RowmillError
+from rowmill.runtime.rest import Rest
 from rowmill.said import said_by
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.tools import ToolCalls
@@ -42,7 +43,8 @@ class Undecoded(Message, frozen=True, kw_only=True):
 class Delivery:
     """A decoded message with what its sender and the broker say about it.
 
-    ``deliveries`` counts the broker's deliveries of this message, this one included (starts again after a hop through a delay queue).
+    ``deliveries`` counts the broker's deliveries of this message, this one included (starts again after a hop through a delay queue). ``rest``: of a
+    suspect that is all there is to suspect, for handlers that run author code.
     """
 
     message: Message
@@ -53,6 +55,7 @@ class Delivery:
     reply_to: str | None = None
     deliveries: int = 1
     headers: dict[str, Any] = field(default_factory=dict)
+    rest: Rest | None = None
 
 
 class Rejected(RowmillError):

@@ -16,8 +16,11 @@ from rowmill.runtime.deliveries import MADE_ID, REPLAYED, Delivery, Rejected, Un
 from rowmill.runtime.ends import ends_the_task
 from rowmill.runtime.gates import Gate
 from rowmill.runtime.limits import end_process
+from rowmill.runtime.rest import Rest, waiting
+from rowmill.runtime.rest_record import BrokerRestRecord
 from rowmill.runtime.suspicion import (
     CRASHES,
+    POISON_AFTER,
     SUSPECTED_AFTER,
     Bury,
     Halve,
@@ -31,6 +34,7 @@ from rowmill.runtime.transport import TRANSPORT_ERRORS, AsTransportErrors
 from rowmill.said import said_by
 from rowmill_contracts.catalogue import decode
 from rowmill_contracts.envelope import Message, UndecodableMessage, encode
+from rowmill_contracts.halving import halves
 from rowmill_contracts.public import decode_untyped
 from rowmill_contracts.topology import WORK_QUEUES, dead, suspect
 
@@ -120,27 +124,51 @@ class Handling:
         )
 
     async def handle_suspect(
-        self, session: Session, queue: str, handler: Handler, incoming: AbstractIncomingMessage, undecodable: Undecodable
+        self,
+        session: Session,
+        queue: str,
+        handler: Handler,
+        incoming: AbstractIncomingMessage,
+        undecodable: Undecodable,
+        poison_after: int = POISON_AFTER,
     ) -> None:
-        """Handle, halve or bury a message of the queue's suspects."""
-        headers = incoming.headers or {}
-        crashes, earlier = self._crashes(suspect(queue), incoming), earlier_crashes(headers)
-        log.warning("suspect_in_hand", queue=queue, message_type=incoming.type, message_id=incoming.message_id, crashes=crashes)
+        """Handle, halve or bury a message of the queue's suspects. ``poison_after``: deaths that may be its doing after which it is poison."""
+        crashes = self._crashes(suspect(queue), incoming)
         message = self._decoded(incoming)
-        verdict = judge(message, crashes=crashes, earlier=earlier)
-        if isinstance(verdict, Halve):
-            for number, part in enumerate(verdict.parts):
-                headers_of_part = {CRASHES: earlier + crashes}
-                await self._to_suspects(queue, incoming, headers=headers_of_part, body=encode(part), message_id=f"{id_of(incoming)}.{number}")
-        elif isinstance(verdict, Bury):
-            attempts = earlier + crashes
-            await self._bury(queue, incoming, verdict.error, attempts=attempts, first_failure=self._clock.now(), subject=subject_headers(message))
-        elif await self._handled(queue, handler, incoming, undecodable):
-            metrics.HANDLED.labels(self._bus.service, queue).inc()
-        await self._acknowledge(session, suspect(queue), incoming)
+        record = None if halves(message) is not None else BrokerRestRecord(session, queue, id_of(incoming))
+        rest = None if record is None else Rest(record)
+        try:
+            at_rest = min(crashes, await record.deaths()) if record is not None and crashes else 0
+            log.warning("suspect_in_hand", queue=queue, message_type=incoming.type, message_id=incoming.message_id, crashes=crashes, at_rest=at_rest)
+            earlier = earlier_crashes(incoming.headers or {})
+            verdict = judge(message, crashes=crashes, earlier=earlier, at_rest=at_rest, poison_after=poison_after)
+            if isinstance(verdict, Halve):
+                await self._halve(queue, incoming, verdict, crashes=earlier + crashes)
+            elif isinstance(verdict, Bury):
+                subject, now = subject_headers(message), self._clock.now()
+                await self._bury(queue, incoming, verdict.error, attempts=earlier + crashes, first_failure=now, subject=subject)
+            elif await self._handled(queue, handler, incoming, undecodable, rest):
+                metrics.HANDLED.labels(self._bus.service, queue).inc()
+            if rest is not None:
+                await rest.end()
+            await self._acknowledge(session, suspect(queue), incoming)
+            if record is not None:
+                await record.forget()
+        finally:
+            if rest is not None:
+                await rest.end()
+            if record is not None:
+                await record.close()
+
+    async def _halve(self, queue: str, incoming: AbstractIncomingMessage, verdict: Halve, *, crashes: int) -> None:
+        for number, part in enumerate(verdict.parts):
+            await self._to_suspects(queue, incoming, headers={CRASHES: crashes}, body=encode(part), message_id=f"{id_of(incoming)}.{number}")
 
     async def hand_back(self, session: Session, queue: str, incoming: AbstractIncomingMessage) -> None:
-        """Put a suspect back whose handling was broken off by us, so that it does not count as a crash."""
+        """Put a suspect back whose handling was broken off by us, so that it does not count as a crash: as one that nobody died of yet."""
+        record = BrokerRestRecord(session, queue, id_of(incoming))
+        await record.forget()
+        await record.close()
         await self._to_suspects(queue, incoming, headers={})
         await self._acknowledge(session, suspect(queue), incoming)
 
@@ -155,7 +183,9 @@ class Handling:
         except UndecodableMessage as error:
             return Undecoded(wire_type=incoming.type or "", reason=str(error))
 
-    async def _handled(self, queue: str, handler: Handler, incoming: AbstractIncomingMessage, undecodable: Undecodable) -> bool:
+    async def _handled(
+        self, queue: str, handler: Handler, incoming: AbstractIncomingMessage, undecodable: Undecodable, rest: Rest | None = None
+    ) -> bool:
         """Whether the handler returned; if not, the message was dead-lettered."""
         headers = dict(incoming.headers or {})
         trace = headers.get("traceparent")
@@ -174,6 +204,7 @@ class Handling:
             reply_to=incoming.reply_to,
             deliveries=failed_deliveries(headers) + 1,
             headers=headers,
+            rest=rest,
         )
         structlog.contextvars.bind_contextvars(**{k: v for k in ("run_id", "dataset") if (v := getattr(message, k, None))})
         failures = outages = 0
@@ -183,7 +214,8 @@ class Handling:
             except UnavailableError as error:
                 outages += 1
                 log.warning("handler_waits", queue=queue, error=str(error), outages=outages)
-                await self._clock.sleep(backoff(outages, first=0.2, limit=5.0))
+                async with waiting(rest):
+                    await self._clock.sleep(backoff(outages, first=0.2, limit=5.0))
             except (Rejected, MalformedMessage) as error:
                 await self._bury(queue, incoming, error, attempts=failures + 1, first_failure=first_failure, subject=subject_headers(message))
                 return False

@@ -22,6 +22,9 @@ SUSPECTED_AFTER: Final = 2
 POISON_AFTER: Final = 2
 """Crashes as a suspect, alone, after which what cannot be halved is poison: it dies instead of its third delivery."""
 
+CONDEMNED_AFTER: Final = 20
+"""Deaths of its consumers, alone with it, after which it is poison although it was at rest each time: author code may hide from who watches it."""
+
 CRASHES: Final = "x-rowmill-crashes"
 """Header of a suspect: crashes counted before this queue, as the broker's own count starts again at each hop."""
 
@@ -57,14 +60,20 @@ class Bury:
 Verdict = Handle | Halve | Bury
 
 
-def judge(message: Message, *, crashes: int, earlier: int) -> Verdict:
-    """What becomes of a suspect. ``crashes``: of its consumers, alone with it; ``earlier``: before it came to be alone."""
+def judge(message: Message, *, crashes: int, earlier: int, at_rest: int = 0, poison_after: int = POISON_AFTER) -> Verdict:
+    """What becomes of a suspect. ``crashes``: of its consumers, alone with it; ``earlier``: before it came to be alone.
+
+    ``at_rest``: those of ``crashes`` at which it was on record that nothing of it ran. They are none of its doing, as far as anybody can tell.
+    ``poison_after``: how many of the others make it poison.
+    """
     if crashes > 0:
         parts = halves(message)
         if parts is not None:
             return Halve(parts)
-    if crashes >= POISON_AFTER:
+    if crashes - at_rest >= poison_after:
         return Bury(Poisonous(f"poison: crashed its consumer {crashes + earlier} times"))
+    if crashes >= CONDEMNED_AFTER:
+        return Bury(Poisonous(f"poison: its consumer died {crashes + earlier} times, {at_rest} times while it only seemed to wait"))
     return Handle()
 
 

@@ -11,8 +11,9 @@ import msgspec
 
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery
+from rowmill.runtime.rest import waiting
 from rowmill.runtime.settings import ServiceSettings
-from rowmill.runtime.suspicion import CRASHES
+from rowmill.runtime.suspicion import CONDEMNED_AFTER, CRASHES
 from rowmill_contracts import topology
 from rowmill_contracts.envelope import Message, decode, encode
 from rowmill_contracts.rows import RowTask, RowTasks
@@ -34,12 +35,14 @@ def page(name: str, rows: int) -> RowTasks:
 class Mortal:
     """Processes one after the other, as far as the broker can tell: each is a bus whose connection breaks when its handler meets something deadly.
 
-    ``beside``: how many messages were in hand with each suspect, itself included.
+    ``deadly_at_rest``: what breaks it once it is on record that nothing of it runs. ``beside``: how many messages were in hand with each suspect,
+    itself included.
     """
 
-    def __init__(self, url: str, deadly: Callable[[Message], bool]) -> None:
+    def __init__(self, url: str, deadly: Callable[[Message], bool], deadly_at_rest: Callable[[Message], bool] = lambda _: False) -> None:
         self._url = url
         self._deadly = deadly
+        self._deadly_at_rest = deadly_at_rest
         self._in_hand = 0
         self.handled: Counter[str] = Counter()
         self.beside: Counter[int] = Counter()
@@ -59,6 +62,12 @@ class Mortal:
                 if CRASHES in delivery.headers:
                     self.beside[self._in_hand] += 1
                 await asyncio.sleep(0.01)
+                if self._deadly_at_rest(delivery.message):
+                    async with waiting(delivery.rest):
+                        while delivery.rest is not None and not delivery.rest.recorded:
+                            await asyncio.sleep(0.01)
+                        died.set()
+                        await asyncio.sleep(BOUND)
                 if self._deadly(delivery.message):
                     died.set()
                     await asyncio.sleep(BOUND)
@@ -149,6 +158,48 @@ async def test_what_is_no_page_dies_at_its_third_delivery_alone(broker_url: str)
     assert [letter.headers["x-rowmill-error"] for letter in dead] == ["poison: crashed its consumer 4 times"]
     assert [(letter.message_id, letter.correlation_id, letter.reply_to) for letter in dead] == [("m0", "asked", "replies.nobody")]
     assert mortal.handled == {"well": 1}
+    assert not await left(broker_url)
+
+
+async def test_what_is_at_rest_when_its_consumers_die_is_handled_by_the_first_that_lives(broker_url: str) -> None:
+    """Far more often than would condemn what was at work; and once it is at work, its deaths count as ever."""
+    await publish(broker_url, page("well", 1), page("deadly", 1))
+    deaths: Counter[str] = Counter()
+
+    def at_rest(message: Message) -> bool:
+        name = names_in(message)[0]
+        deaths[name] += 1
+        return deaths[name] <= (10 if name == "well00" else 6)
+
+    mortal = Mortal(broker_url, lambda message: names_in(message) == ["deadly00"], at_rest)
+    dead: list[aio_pika.abc.AbstractIncomingMessage] = []
+    done = asyncio.Event()
+    living = asyncio.create_task(mortal.live(done.is_set))
+    async with asyncio.timeout(BOUND):
+        while not dead or "well00" not in mortal.handled:
+            dead += await letters(broker_url)
+            await asyncio.sleep(0.05)
+    done.set()
+    await living
+    assert mortal.handled == {"well00": 1}
+    assert [letter.message_id for letter in dead] == ["m1"]
+    assert (deaths["well00"], deaths["deadly00"]) == (11, 8)
+    assert dead[0].headers["x-rowmill-error"] == "poison: crashed its consumer 8 times"
+    assert not await left(broker_url)
+
+
+async def test_what_kills_only_while_it_seems_to_wait_is_condemned_in_the_end(broker_url: str) -> None:
+    await publish(broker_url, page("hidden", 1))
+    mortal = Mortal(broker_url, lambda _: False, lambda _: True)
+    dead: list[aio_pika.abc.AbstractIncomingMessage] = []
+    living = asyncio.create_task(mortal.live(lambda: bool(dead)))
+    async with asyncio.timeout(BOUND):
+        while not dead:
+            dead += await letters(broker_url)
+            await asyncio.sleep(0.05)
+    await living
+    assert (mortal.deaths, mortal.handled) == (2 + CONDEMNED_AFTER, {})
+    assert dead[0].headers["x-rowmill-error"] == "poison: its consumer died 22 times, 20 times while it only seemed to wait"
     assert not await left(broker_url)
 
 

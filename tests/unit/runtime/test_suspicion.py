@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rowmill.runtime.suspicion import (
+    CONDEMNED_AFTER,
     REMEMBERED,
     Bury,
     Halve,
@@ -41,6 +42,28 @@ def test_a_single_row_or_another_message_dies_at_its_third_and_says_how_often_it
         assert isinstance(verdict, Bury)
         assert str(verdict.error) == "poison: crashed its consumer 7 times"
         assert verdict.error.code == "poison"
+
+
+def test_deaths_at_rest_condemn_nothing_until_there_are_very_many() -> None:
+    row = page(1)
+    assert judge(row, crashes=CONDEMNED_AFTER - 1, earlier=2, at_rest=CONDEMNED_AFTER - 2) == Handle()
+    for crashes, at_rest in ((5, 3), (2, 0)):
+        verdict = judge(row, crashes=crashes, earlier=2, at_rest=at_rest)
+        assert isinstance(verdict, Bury)
+        assert str(verdict.error) == f"poison: crashed its consumer {crashes + 2} times"
+    verdict = judge(row, crashes=CONDEMNED_AFTER, earlier=2, at_rest=CONDEMNED_AFTER)
+    assert isinstance(verdict, Bury)
+    assert str(verdict.error) == "poison: its consumer died 22 times, 20 times while it only seemed to wait"
+
+
+def test_a_page_is_halved_whatever_its_rows_did() -> None:
+    assert isinstance(judge(page(2), crashes=1, earlier=2, at_rest=1, poison_after=CONDEMNED_AFTER), Halve)
+
+
+def test_where_others_count_more_exactly_deaths_count_for_little() -> None:
+    calls = AdvanceRun(run_id="r")
+    assert judge(calls, crashes=CONDEMNED_AFTER - 1, earlier=2, poison_after=CONDEMNED_AFTER) == Handle()
+    assert isinstance(judge(calls, crashes=CONDEMNED_AFTER, earlier=2, poison_after=CONDEMNED_AFTER), Bury)
 
 
 def test_a_delivery_that_this_process_outlived_is_no_crash() -> None:
