@@ -18,6 +18,7 @@ from rowmill.encoding.values import encode_value
 from rowmill.errors import RowmillError
 from rowmill.plays import Play
 from rowmill.runtime.clock import Clock
+from rowmill.runtime.rest import Rest, waiting
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.runs import ReleaseRun, RunRecord
 from rowmill_row_executor.body_calls import BodyCalls, LeaseLost
@@ -81,9 +82,19 @@ class World(Protocol):
 
 
 def begin(
-    world: World, play: Play[Any, Any], run: RunRecord, *, term: int, code_digest: str, wanted: str | None = None
+    world: World,
+    play: Play[Any, Any],
+    run: RunRecord,
+    *,
+    term: int,
+    code_digest: str,
+    wanted: str | None = None,
+    rest: Rest | None = None,
 ) -> tuple[BodyContext, asyncio.Task[Any]]:
-    """Start a body from the top, over what is on record. ``term`` 0: read-only, up to the dataset ``wanted``. Raises `InputInvalid`."""
+    """Start a body from the top, over what is on record. ``term`` 0: read-only, up to the dataset ``wanted``. Raises `InputInvalid`.
+
+    ``rest``: of a suspect, whose body is watched.
+    """
     inputs = {staged.field: staged.input_id for staged in run.inputs}
     given = apart(play.read_input, msgspec.json.decode(run.input) or {}, inputs)  # author code's validators
     calls = BodyCalls(run.run_id, term, Replay(run.calls), world.admission)
@@ -106,7 +117,7 @@ def begin(
         except SystemExit as error:
             raise BodyExited(f"the body ended the process: SystemExit({error.code!r})") from error
 
-    return ctx, asyncio.create_task(body(), name=f"body of {run.run_id}")
+    return ctx, asyncio.create_task(body() if rest is None else rest.watch(body()), name=f"body of {run.run_id}")
 
 
 async def until_it_stands(ctx: BodyContext, body: asyncio.Task[Any], limit: float | None = None) -> None:
@@ -151,22 +162,23 @@ class BodyDriver:
         self._drop_patience = drop_patience
         self._body_timeout = body_timeout
 
-    async def drive(self, play: Play[Any, Any], run: RunRecord, lease: Lease, code_digest: str) -> None:
-        """Run the body until it ends or waits, and release the run with what it came to.
+    async def drive(self, play: Play[Any, Any], run: RunRecord, lease: Lease, code_digest: str, rest: Rest | None = None) -> None:
+        """Run the body until it ends or waits, and release the run with what it came to. ``rest``: as for `begin`.
 
         Raises:
             UnavailableError: a neighbour did not answer. The run was not released; its body is to be run again.
 
         """
         try:
-            ctx, body = begin(self._world, play, run, term=lease.term, code_digest=code_digest)
+            ctx, body = begin(self._world, play, run, term=lease.term, code_digest=code_digest, rest=rest)
         except RowmillError as error:
             await self._release(lease, error=problem_of(error))
             return
         calls = ctx.calls
         try:
             with self._leases.keeping(lease, calls.lease_lost):
-                await until_it_stands(ctx, body, self._body_timeout)
+                async with waiting(rest):
+                    await until_it_stands(ctx, body, self._body_timeout)
                 if calls.lost:
                     log.warning("run_lease_lost", run_id=run.run_id, term=lease.term)
                 elif calls.outage is not None:

@@ -16,6 +16,7 @@ from rowmill.durations import Duration, optional_seconds
 from rowmill.errors import DefinitionError
 from rowmill.paged_handle import PagedHandle
 from rowmill.runtime.clock import Clock
+from rowmill.runtime.rest import goes_on
 from rowmill.tool_results import ToolResult
 from rowmill_contracts.runs import RunOptions
 from rowmill_contracts.tools import CallOutcome, Effect
@@ -155,6 +156,7 @@ class BodyContext(Context):
         with self.calls.under_way():
             await self.calls.write()
             outcome = await ask()
+            await goes_on()
         if outcome.outcome in {"deferred", "halted"}:
             await self._wait(what, outcome)
         if outcome.outcome != "unknown":  # an operator may settle that, and the run be resumed

@@ -18,6 +18,7 @@ from rowmill.paged_handle import PagedHandle
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import new_id
 from rowmill.runtime.deliveries import REPLAYED, Delivery, Rejected
+from rowmill.runtime.rest import waiting
 from rowmill.runtime.suspicion import may_have_crashed
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.events import Control
@@ -64,7 +65,8 @@ class AdvanceHandler:
             raise Rejected(f"{message.message_type} does not belong on {EXECUTOR_ADVANCE}")
         admission = self._engine.admission
         lease_id = new_id()
-        taken = await self._taken(delivery, message.run_id, lease_id)
+        async with waiting(delivery.rest):
+            taken = await self._taken(delivery, message.run_id, lease_id)
         if taken.outcome == "busy":
             await admission.advance_later(message.run_id, reason=message.reason)
             return
@@ -82,7 +84,7 @@ class AdvanceHandler:
         if run.code_digest is not None and run.code_digest != digest:
             await self._other_code(delivery, lease, run)
             return
-        await self._driver.drive(play, run, lease, digest)
+        await self._driver.drive(play, run, lease, digest, delivery.rest)
 
     async def _taken(self, delivery: Delivery, run_id: str, lease_id: str) -> RunTaken:
         """The run's lease, or why it cannot be had.
@@ -177,11 +179,12 @@ class RowsHandler:
             await self._settle_all(of, message, "failed", error)
             return
         lane = self._runner.lane(of) or self._lane(of, message, captured)
-        replay = ReplayTicket(len(message.rows)) if is_replayed(delivery) else None
-        ticket = replay or PageTicket(len(message.rows))
+        replay = ReplayTicket(len(message.rows), delivery.rest) if is_replayed(delivery) else None
+        ticket = replay or PageTicket(len(message.rows), delivery.rest)
         self._runner.submit(lane, message.rows, ticket)
         try:
-            await ticket.wait()
+            async with waiting(delivery.rest):
+                await ticket.wait()
         finally:
             self._runner.leave(lane)
         if replay is not None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rowmill.runtime.rest import Rest
 from rowmill_contracts.receipts import Claim, ClaimAnswer, Completion, ConfirmAnswer, FailedCall, LeaseRef, StoreAnswer
 from rowmill_contracts.rows import ReadRow, SettledRow
 from rowmill_contracts.runs import DatasetOpened, Force, OpenDataset, ParkedRow, RecordedCall, ReleaseRun, RunTaken, TermAnswer
@@ -75,6 +76,10 @@ class DatasetOfRun:
 
 class Ticket(Protocol):
     """What waits for rows to be safe."""
+
+    @property
+    def rest(self) -> Rest | None:
+        """Of a suspect, whose row is watched."""
 
     def done(self) -> None:
         """One row more is stored or parked, confirmed."""

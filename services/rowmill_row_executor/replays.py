@@ -12,6 +12,7 @@ import msgspec
 
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import REPLAYED, Delivery, Rejected
+from rowmill.runtime.rest import Rest
 from rowmill_contracts.envelope import encode
 from rowmill_contracts.rows import RowTask, RowTasks
 from rowmill_contracts.runs import ParkedRow
@@ -30,8 +31,8 @@ class ReplayTicket(PageTicket):
 
     __slots__ = ("halted", "kept")
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
+    def __init__(self, rows: int, rest: Rest | None = None) -> None:
+        super().__init__(rows, rest)
         self.kept: list[ParkedRow] = []
         self.halted: str | None = None
 

@@ -15,6 +15,7 @@ from rowmill.encoding.values import HandleFactory
 from rowmill.errors import UsageError
 from rowmill.resolvers import Step
 from rowmill.runtime.clock import Clock
+from rowmill.runtime.rest import goes_on
 from rowmill.steps import WATERFALL_MAX_WAIT
 from rowmill.tool_results import ToolResult
 from rowmill_contracts.budgets import Budget as BudgetOption
@@ -131,6 +132,7 @@ class RowCalls:
             outcome = await self.desk.ask(self.asker, call.shard, call.item)
         finally:
             self._in_hand.discard(call.name)
+        await goes_on()
         self._note(call.tool.provider.name, outcome)
         try:
             return result_of(call, outcome)
@@ -172,6 +174,7 @@ class RowCalls:
         )
         with self._ids.in_hand(column, step):
             outcome = await self._steps.run(self.asker, step)
+            await goes_on()
         self._answered(outcome)
         try:
             return value_of(step, outcome, self._make_handle, asked=self._clock.now() if self.asked is None else self.asked)

@@ -193,7 +193,7 @@ class RowRunner:
     def _begin(self, lane: Lane, row: RowTask, ticket: Ticket) -> None:
         if lane.of.run_id in self._stopped:
             self._settler.settle(lane.of, _cancelled(row), ticket)
-        elif lane.waits is False:
+        elif lane.waits is False and ticket.rest is None:
             self._by_hand(lane, row, ticket)
         else:
             self._in_a_task(lane, row, ticket)
@@ -251,7 +251,8 @@ class RowRunner:
         waited: list[bool] = []
         turn = asyncio.get_running_loop().call_soon(waited.append, True) if lane.waits is None else None
         try:
-            settled = await lane.work.work(row, working)
+            work = lane.work.work(row, working)
+            settled = await (work if ticket.rest is None else ticket.rest.watch(work))
         except Parked as parked:
             if not working.given_up:
                 self._park(lane, row, ticket, parked)

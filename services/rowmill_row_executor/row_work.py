@@ -23,6 +23,7 @@ from rowmill.resolvers import Resolver, Step
 from rowmill.rows import OpenRow, ReadSet
 from rowmill.runtime.clock import Clock
 from rowmill.runtime.ends import being_cancelled
+from rowmill.runtime.rest import at_work
 from rowmill.steps import run_program
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.envelope import EMPTY_OBJECT, NULL
@@ -219,7 +220,8 @@ class RowWork:
         return await _awaited(step.resolver.start(seen, within))
 
     async def _in_thread(self, resolver: Resolver, view: Any, ctx: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, resolver.start, view, ctx)
+        with at_work():
+            return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, resolver.start, view, ctx)
 
     def _failed(self, task: RowTask, worked: _Worked, failure: RowFailure, *, shadows: bool) -> SettledRow:
         problem = problem_of(failure.error, column=failure.column, row=task.index)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
 from rowmill.runtime.gathering import Gatherer
+from rowmill.runtime.rest import Rest
 from rowmill_contracts.envelope import PAGE_BYTES, PAGE_ROWS, Message
 from rowmill_contracts.rows import RowsSettled, SettledRow
 from rowmill_contracts.runs import ParkedRow, RowsParked
@@ -27,11 +28,12 @@ class SettleBus(Protocol):
 
 
 class PageTicket:
-    """Counts down the rows of a page that are not safe yet."""
+    """Counts down the rows of a page that are not safe yet. ``rest``: of the one row of a suspect."""
 
-    __slots__ = ("_open", "_over")
+    __slots__ = ("_open", "_over", "rest")
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, rest: Rest | None = None) -> None:
+        self.rest = rest
         self._open = rows
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if not rows:

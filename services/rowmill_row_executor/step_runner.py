@@ -15,6 +15,7 @@ import structlog
 from rowmill.encoding.receipts import short_digest
 from rowmill.errors import RowmillError, StepFailed, Suspended, UnavailableError
 from rowmill.runtime.clock import Clock, new_id
+from rowmill.runtime.rest import at_work, watched
 from rowmill_contracts.receipts import Claim, ClaimAnswer, Completion, FailedCall, LeaseRef
 from rowmill_contracts.tools import CallOutcome, ToolFailure
 from rowmill_row_executor.ports import Asker, StepReceipts
@@ -112,7 +113,7 @@ class StepRunner:
         loop = asyncio.get_running_loop()
         lost: asyncio.Future[Any] = loop.create_future()
         with self._receipts.keeping(lease, lambda: _said(lost)):
-            work = loop.create_task(self._called(step), name=f"step {step.id}")
+            work = loop.create_task(watched(self._called(step)), name=f"step {step.id}")
             either: set[asyncio.Future[Any]] = {work, lost}
             try:
                 await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
@@ -147,7 +148,8 @@ class StepRunner:
         enter(step)
         try:
             if step.blocking:
-                value = await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, step.function)
+                with at_work():
+                    value = await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, step.function)
             else:
                 value = step.function()
             if inspect.isawaitable(value):

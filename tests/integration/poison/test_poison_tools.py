@@ -6,12 +6,21 @@ meets the lease of the dead one.
 
 from __future__ import annotations
 
+import asyncio
+import re
+import signal
+from contextlib import suppress
+
 import msgspec
 import pytest
-from tests.integration.poison.conftest import SCALE, Ward
+from aiormq.exceptions import ChannelNotFoundEntity
+from tests.integration.poison.conftest import BOUND, SCALE, Ward
 
 from rowmill.client import Client
+from rowmill.runtime.rest_record import record_name
+from rowmill.runtime.suspicion import POISON_AFTER, SUSPECTED_AFTER
 from rowmill_contracts.rows import ReadRow
+from rowmill_contracts.topology import EXECUTOR_ROWS
 
 ENDED = 4
 HAND, LEASE = 2.0, 4.5
@@ -45,6 +54,23 @@ def check(rows: list[ReadRow], given: list[dict[str, str]], failed: dict[int, st
             assert msgspec.json.decode(row.data)["done"] == f"{name.upper()} {name.lower()} paid"
 
 
+def lines(ward: Ward, file: str) -> int:
+    """How often the tools' module has noted something there."""
+    noted = ward.project / file
+    return len(noted.read_text().splitlines()) if noted.exists() else 0
+
+
+async def deaths_at_rest(ward: Ward, client: Client) -> int:
+    """How many are on record of the suspect that was in hand last, its rest now included."""
+    in_hand = re.findall(r"suspect_in_hand .*message_id=(\S+)", ward.services["row-executor"].log_file.read_text())
+    if not in_hand:
+        return 0
+    name = record_name(EXECUTOR_ROWS, in_hand[-1])
+    with suppress(ChannelNotFoundEntity):
+        return (await client.bus.depths([name]))[name][0]
+    return 0
+
+
 async def test_tool_functions_that_never_return_fail_their_calls_and_starve_no_other(ward: Ward, client: Client) -> None:
     poison = {2: "never", 3: "stuck thread", 5: "stuck thread", 9: "stuck thread"}
     given = asked(16, poison)
@@ -61,3 +87,20 @@ async def test_a_payment_that_takes_its_gateway_with_it_is_sent_once(ward: Ward,
     beside = {row.index for row in rows if row.error is not None and row.error.code == "outcome_unknown"}  # was on its way with it, perhaps
     check(rows, given, dict.fromkeys({5} | beside, "outcome_unknown"))
     assert ward.deaths["tool-gateway"] == {ENDED: 1}
+
+
+async def test_a_row_that_waits_for_its_call_while_executor_after_executor_is_killed_completes(ward: Ward, client: Client) -> None:
+    """It has done nothing but wait, and that is on record when the process dies that has it in hand."""
+    job = await client.start(ward.play("asking_at_the_gate"), items=[{"name": "Patient", "does": "well"}])
+    async with asyncio.timeout(BOUND):
+        for death in range(SUSPECTED_AFTER + POISON_AFTER + 1):
+            while lines(ward, "begun") <= death or await deaths_at_rest(ward, client) < death + 1 - SUSPECTED_AFTER:
+                await asyncio.sleep(0.02)
+            ward.services["row-executor"].signal(signal.SIGKILL)
+        ward.project.joinpath("open").touch()
+    summary, rows = await ward.ended(client, job)
+    assert (summary.state, summary.counts.completed) == ("completed", 1)
+    assert msgspec.json.decode(rows[0].data)["done"] == "Patient paid"
+    assert lines(ward, "paid") == 1
+    assert ward.deaths["row-executor"] == {-signal.SIGKILL: SUSPECTED_AFTER + POISON_AFTER + 1}
+    assert not await ward.letters()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from pathlib import Path
 
 from pydantic import BaseModel
 
@@ -21,6 +22,12 @@ class AskedItems(BaseModel):
 
 
 mill = Provider("mill", base_url="https://mill.example", concurrency=20)
+
+
+def note(name: str, file: str) -> None:
+    """Add a line to a file beside this, for who looks on."""
+    with Path(__file__).with_name(file).open("a") as noted:
+        noted.write(f"{name}\n")
 
 
 def _does(asked: Asked) -> str:
@@ -52,6 +59,15 @@ async def pay(asked: Asked, call: ToolCall) -> str:
     return "paid"
 
 
+@mill.tool("pay_at_the_gate", effect="non_idempotent", timeout=60)
+async def pay_at_the_gate(asked: Asked, call: ToolCall) -> str:
+    """Says in a file that it is there, and is not over before another says that the gate is open."""
+    note(asked.name, "paid")
+    while not Path(__file__).with_name("open").exists():
+        await asyncio.sleep(0.01)
+    return "paid"
+
+
 press = Provider("press", base_url="https://press.example", concurrency=2)
 
 
@@ -74,6 +90,18 @@ async def asked_together(row: Asked, ctx: RowContext) -> str:
     given = Asked(name=row.name, does=row.does)
     loud = (await ctx.call(ask_many, given)).raw
     return f"{loud} {(await ctx.call(ask, given)).raw}"
+
+
+async def asked_at_the_gate(row: Asked, ctx: RowContext) -> str:
+    note(row.name, "begun")
+    answers = await asyncio.gather(ctx.call(pay_at_the_gate, Asked(name=row.name, does=row.does)))
+    return f"{row.name} {answers[0].raw}"
+
+
+@play("asking_at_the_gate")
+async def asking_at_the_gate(ctx: Context, input: AskedItems) -> Handle:  # noqa: A002 - the authoring surface names it so
+    """Each row waits for its call for as long as the gate is closed."""
+    return await ctx.dataset("items", input.items, row=Asked).with_column("done", asked_at_the_gate).run(key="name")
 
 
 @play("asking_together")
