@@ -114,7 +114,7 @@ class Handlers:
             case OpenDataset() as request:
                 answer = await self._opening.open(request)
             case PauseRun() as request:
-                answer = await self._halting.pause(request)
+                answer = await self._halting.pause(request, delivery.message_id)
             case ResumeRun() as request:
                 answer = await self._halting.resume(request, delivery.message_id)
             case ListRuns() as request:

@@ -196,10 +196,6 @@ SELECT owed_id, lane, exchange, key, message_type, body, asked FROM owed WHERE r
 -- name: delete_owed
 DELETE FROM owed WHERE owed_id = ANY($1::bigint[])
 
--- name: newest_question
--- The last that the receipt-store is still to be asked of a run.
-SELECT body FROM owed WHERE run_id = $1 AND asked ORDER BY owed_id DESC LIMIT 1
-
 -- name: give_up_owed
 -- A question that died of a run.
 DELETE FROM owed WHERE run_id = $1 AND asked AND body = $2 RETURNING owed_id
@@ -504,6 +500,26 @@ SELECT * FROM waits WHERE dataset_seq = $1 AND page = $2
 
 -- name: sent_pages
 SELECT * FROM pages WHERE dataset_seq = $1 AND page = ANY($2::int[]) ORDER BY page
+
+-- ==== commands =============================================================================================================================
+
+-- name: command
+SELECT decision, refused FROM commands WHERE run_id = $1 AND identity = $2
+
+-- name: note_command
+INSERT INTO commands (run_id, identity, decision, refused) VALUES ($1, $2, $3, $4)
+
+-- name: resumption
+-- The newest decision on a run, if it is a resumption that is not carried out to its end.
+SELECT r.decision FROM runs r WHERE r.run_id = $1 AND EXISTS (SELECT FROM commands c WHERE c.run_id = $1 AND c.decision = r.decision)
+
+-- name: carried_out
+UPDATE commands SET decision = NULL WHERE run_id = $1 AND decision = $2
+
+-- name: forget_commands
+-- Commands of more than $1 seconds ago: no copy of one is under way for so long.
+DELETE FROM commands WHERE (run_id, identity) IN (
+    SELECT run_id, identity FROM commands WHERE heard_at < now() - make_interval(secs => $1::float8) ORDER BY heard_at LIMIT 1000)
 
 -- ==== retrying =============================================================================================================================
 

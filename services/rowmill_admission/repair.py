@@ -21,8 +21,8 @@ from rowmill_admission.releasing import Releasing
 from rowmill_admission.sending import PageFailed
 from rowmill_admission.settings import AdmissionSettings
 from rowmill_admission.staging import Staging
+from rowmill_admission.store import commands, feeding, owed, retries
 from rowmill_admission.store import datasets as dataset_store
-from rowmill_admission.store import feeding, owed, retries
 from rowmill_admission.store import inputs as input_store
 from rowmill_admission.store import runs as run_store
 from rowmill_admission.store import waits as wait_store
@@ -204,3 +204,4 @@ class Repair:
         await run_store.forget_events(self._database, self._settings.event_retention)
         await feeding.forget_closed(self._database, self._settings.silent_after, self._settings.retry_retention)
         await retries.forget(self._database, self._settings.retry_retention)
+        await commands.forget(self._database, self._settings.command_retention)

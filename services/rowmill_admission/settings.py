@@ -63,6 +63,9 @@ class AdmissionSettings(ServiceSettings):
     halt_timeout: Seconds = 30.0
     """How long a pause or resumption waits for the receipt-store's word before it is left to be asked for again."""
 
+    command_retention: Seconds = 7 * 86_400.0
+    """How long it is remembered what was made of a command on a run, so that a copy of its message that comes late changes nothing."""
+
     charges_patience: float = 3.0
     """How long who asks for a run waits for the receipt-store's word on what it was charged, before it is shown what was heard last. Not scaled: it
     is how long a person waits."""

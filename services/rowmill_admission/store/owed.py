@@ -45,12 +45,6 @@ async def of_run(database: Database, run_id: str) -> list[Entry]:
     return [Entry(run_id=run_id, **dict(row)) for row in await database.fetch(SQL["owed_of"], run_id)]
 
 
-async def newest_question(connection: Connection, run_id: str) -> bytes | None:
-    """The last question that is owed of a run."""
-    body: bytes | None = await connection.fetchval(SQL["newest_question"], run_id)
-    return body
-
-
 async def delete(database: Database, owed_ids: Sequence[int]) -> None:
     if owed_ids:
         await database.execute(SQL["delete_owed"], owed_ids)
