@@ -89,6 +89,26 @@ class Control(Message, frozen=True, kw_only=True):
 
 
 @message()
+class AskCode(Message, frozen=True, kw_only=True):
+    """A question on the fanout `rowmill.control`: each executor and gateway that hears it answers with `CodeShown` on ``reply_to``."""
+
+    play: str
+
+
+@message()
+class CodeShown(Message, frozen=True, kw_only=True):
+    """The code that a process has. ``digest``: of the play's module and the project's modules that it imports; None: it does not have that play.
+    ``loaded_at``: when it was loaded, in seconds since the epoch.
+    """
+
+    service: str
+    process: str
+    play: str
+    digest: str | None
+    loaded_at: float
+
+
+@message()
 class AskLanes(Message, frozen=True, kw_only=True):
     """A question on the fanout `rowmill.control`: each gateway that hears it answers with `LanesShown` on ``reply_to``."""
 

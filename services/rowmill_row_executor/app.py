@@ -9,6 +9,7 @@ import structlog
 from rowmill.runtime.author_threads import AuthorThreads
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
+from rowmill.runtime.loaded_code import LoadedCode
 from rowmill_contracts.topology import CONTROL, EXECUTOR_ADVANCE, EXECUTOR_KEYS, EXECUTOR_ROWS
 from rowmill_row_executor.admission_port import BusAdmission
 from rowmill_row_executor.bodies import BodyDriver
@@ -60,13 +61,14 @@ class App:
     async def start(self) -> None:
         """Load the author's code, connect, consume. Raises `ProjectError` for code that cannot be loaded."""
         settings, bus, clock = self._settings, self._bus, self._clock
+        code, loaded_at = self._code or loaded(settings), clock.now()
         engine = Engine(
             admission=BusAdmission(bus),
             desk=self._desk,
             sheets=SheetPages(bus),
             settler=BusSettler(bus, page_gather=settings.page_gather),
             clock=clock,
-            code=self._code or loaded(settings),
+            code=code,
             threads=self._threads,
             steps=StepRunner(
                 self._steps,
@@ -90,7 +92,8 @@ class App:
         self._watch.start()
         self._desk.start()
         self._runner.start()
-        await bus.consume(f"control.{bus.process_id}", ControlHandler(self._runner), broadcast=(CONTROL, ""))
+        control = ControlHandler(self._runner, LoadedCode(self.name, bus.process_id, loaded_at, code.digest), bus)
+        await bus.consume(f"control.{bus.process_id}", control, broadcast=(CONTROL, ""))
         await bus.consume(EXECUTOR_KEYS, KeysHandler(captures, foreign, bus), prefetch=settings.keys_prefetch)
         await bus.consume(EXECUTOR_ROWS, RowsHandler(bus, engine, captures, self._runner, foreign, self._watch.know), prefetch=settings.rows_prefetch)
         advance = AdvanceHandler(engine, driver, foreign, lease_patience=settings.lease_patience)

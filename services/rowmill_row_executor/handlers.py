@@ -18,10 +18,11 @@ from rowmill.paged_handle import PagedHandle
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import new_id
 from rowmill.runtime.deliveries import REPLAYED, Delivery, Rejected
+from rowmill.runtime.loaded_code import LoadedCode
 from rowmill.runtime.rest import waiting
 from rowmill.runtime.suspicion import may_have_crashed
 from rowmill_contracts.counts import Problem
-from rowmill_contracts.events import Control
+from rowmill_contracts.events import AskCode, Control
 from rowmill_contracts.row_keys import KeyPage, PageKeys
 from rowmill_contracts.rows import RowTasks, SettledRow
 from rowmill_contracts.runs import AdvanceRun, ReleaseRun, RunRecord, RunTaken
@@ -263,16 +264,21 @@ def keys_of(key: object, page: KeyPage) -> list[str]:
 
 
 class ControlHandler:
-    """`Control`: hints that a run was stopped. Nothing depends on their arrival."""
+    """`Control`: hints that a run was stopped. Nothing depends on their arrival. `AskCode`: which code there is."""
 
-    def __init__(self, runner: RowRunner) -> None:
+    def __init__(self, runner: RowRunner, code: LoadedCode, bus: Bus) -> None:
         self._runner = runner
+        self._code = code
+        self._bus = bus
 
     async def __call__(self, delivery: Delivery) -> None:
-        await asyncio.sleep(0)
-        message = delivery.message
-        if isinstance(message, Control) and message.action == "stop":
-            self._runner.stop_run(message.run_id)
+        match delivery.message:
+            case Control(run_id=run_id, action="stop"):
+                self._runner.stop_run(run_id)
+            case AskCode() as question if delivery.reply_to:
+                await self._bus.send_reply(delivery.reply_to, self._code.shown(question))
+            case _:
+                pass
 
 
 def code_changed(play: str) -> CodeChanged:

@@ -13,6 +13,7 @@ from rowmill.project import Project
 from rowmill.runtime.author_threads import AuthorThreads
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
+from rowmill.runtime.loaded_code import LoadedCode
 from rowmill.runtime.suspicion import CONDEMNED_AFTER
 from rowmill.tools import Tool
 from rowmill_contracts.digests import SHARDS
@@ -65,7 +66,9 @@ class App:
 
     async def start(self) -> None:
         """Load the project's tools, connect, consume the calls of all shards. Raises `ProjectError`."""
-        Project.find(self._settings.project or Path.cwd()).load()
+        project = Project.find(self._settings.project or Path.cwd())
+        project.load()
+        code = LoadedCode(self.name, self._bus.process_id, SystemClock().now(), lambda name: project.code_digest(project.play(name)))
         engine = self._engine = Engine(
             self._bus,
             Toolbox(self._carrier),
@@ -78,7 +81,7 @@ class App:
             step_back=lambda shard: self._bus.step_back(gateway_calls(shard)),
             tell_freed=lambda shards: self._bus.publish(ShardsFreed(shards=shards), "", exchange=CONTROL),
         )
-        handlers = Handlers(engine, self._bus)
+        handlers = Handlers(engine, self._bus, code)
         self._bus.on_reconnect(engine.reconnected)
         for shard in range(SHARDS):
             await self._bus.consume(

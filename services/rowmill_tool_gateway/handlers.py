@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from rowmill.runtime.deliveries import Delivery, Rejected
+from rowmill.runtime.loaded_code import LoadedCode
 from rowmill_contracts.budgets import is_spent_budget
-from rowmill_contracts.events import AskLanes, Control
+from rowmill_contracts.events import AskCode, AskLanes, Control
 from rowmill_contracts.shards import ShardsFreed
 from rowmill_contracts.tools import ToolCalls
 from rowmill_tool_gateway.answers import Replies
@@ -14,9 +15,12 @@ from rowmill_tool_gateway.engine import Engine
 
 
 class Handlers:
-    def __init__(self, engine: Engine, replies: Replies) -> None:
+    """``code``: what the process has loaded; None where nobody asks for it (tests)."""
+
+    def __init__(self, engine: Engine, replies: Replies, code: LoadedCode | None = None) -> None:
         self._engine = engine
         self._replies = replies
+        self._code = code
 
     async def calls(self, delivery: Delivery) -> None:
         """Work a page of calls; returns once each was answered, so only then it is acknowledged.
@@ -41,5 +45,7 @@ class Handlers:
                 self._engine.shards.freed(shards)
             case AskLanes() as question if delivery.reply_to:
                 await self._replies.send_reply(delivery.reply_to, self._engine.show(question))
+            case AskCode() as question if delivery.reply_to and self._code is not None:
+                await self._replies.send_reply(delivery.reply_to, self._code.shown(question))
             case _:
                 pass  # a resumed run's calls come anew

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,9 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 from tests.e2e.stage import BOUND, Books, ProviderProcess, Stage, contact_of, leads, make_project, provider_environment, read_csv, score_of, write_csv
 from tests.integration.faults.proxy import FaultProxy
+
+from rowmill.client import Client
+from rowmill.client.loaded_code import ask_code
 
 
 def _text(cell: object) -> str:
@@ -46,6 +50,7 @@ def test_a_file_comes_out_enriched_in_its_own_order_and_the_second_run_asks_nobo
     assert "402 admitted, 400 completed, 0 failed, 0 cancelled, 0 reused, 2 duplicates" in first.stdout
     assert "rowmill: staged 402 rows; run run-" in first.stderr
     assert "rowmill: leads: admitted " in first.stderr
+    assert "restart `rowmill up`" not in first.stderr, "the services have the code that there is"
 
     system.provider.reset()
     second = system.rowmill("run", "leads", "--csv", str(source), "--out", str(out), "--json")
@@ -197,6 +202,21 @@ class Typed:
     async def ended(self) -> int:
         """Its exit status, once it has ended."""
         return await asyncio.to_thread(self.process.wait, BOUND)
+
+
+async def test_code_that_was_edited_since_the_services_loaded_it_is_not_what_runs_and_a_person_is_told_so(
+    system: Stage, client: Client, word: str, tmp_path: Path
+) -> None:
+    source = write_csv(tmp_path / "mine.csv", leads(1, word))
+    edited = make_project(tmp_path / "edited")
+    with (edited / "plays.py").open("a", encoding="utf-8") as plays:
+        plays.write("\n# edited\n")
+
+    assert {answer.service for answer in await ask_code(client.bus, "leads")} == {"row-executor", "tool-gateway"}
+    told = await asyncio.to_thread(system.rowmill, "run", "plays:leads", "--csv", str(source), folder=edited)
+
+    assert told.returncode == 0, told.stderr
+    assert re.search(r"rowmill: the services run code of \d\d:\d\d:\d\d; restart `rowmill up` to use your changes\n", told.stderr), told.stderr
 
 
 def test_a_limit_works_the_first_rows_only(system: Stage, word: str, tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ import msgspec
 from rowmill.cli.connecting import LAG_SECONDS, broker_url
 from rowmill.cli.outages import watch
 from rowmill.cli.progress import Progress, shown
-from rowmill.cli.wording import hidden_told, kept_budget_told
+from rowmill.cli.wording import hidden_told, kept_budget_told, other_code_told
 from rowmill.client.client import Client, divided_input
 from rowmill.client.jobs import Job
+from rowmill.client.loaded_code import ask_code
 from rowmill.dev.working_set import missing_services, working_set
 from rowmill.errors import UnavailableError
 from rowmill.handles import Handle, HandleReference
@@ -69,20 +70,24 @@ def carry_out(request: RunRequest) -> RunStatus:
         return asyncio.run(_detached(url, request))
     with working_set(request.project.folder, broker_url=settings.broker, database_url=settings.database, report=_say) as found:
         configure("error", "console")  # of an outage a person is told in one line, and stdout is the summary's alone
-        return asyncio.run(_followed(found.broker_url, request))
+        return asyncio.run(_followed(found.broker_url, request, fresh=found.private))
 
 
 async def _detached(broker_url: str, request: RunRequest) -> RunStatus:
     async with Client(broker_url, row_events=False) as client:
         await _say_what_stays(client, request)
+        await _say_other_code(client, request)
         job = await client.start(request.play, input=request.given, **request.options)
     print(json.dumps({"run_id": job.run_id}) if request.as_json else job.run_id)
     return RunStatus(completed=True)
 
 
-async def _followed(broker_url: str, request: RunRequest) -> RunStatus:
+async def _followed(broker_url: str, request: RunRequest, *, fresh: bool) -> RunStatus:
+    """``fresh``: the services were started for this command, and have the code that there is."""
     async with Client(broker_url, row_events=False, report=_say) as client:
         await _say_what_stays(client, request)
+        if not fresh:
+            await _say_other_code(client, request)
         started = time.monotonic()
         with Progress() as progress:
             job = await client.start(request.play, input=request.given, on_staged=progress.staged, **request.options)
@@ -105,6 +110,14 @@ async def _say_what_stays(client: Client, request: RunRequest) -> None:
         return
     run = await Job(client.bus, run_id).status()
     line = None if run is None else kept_budget_told(run, budget)
+    if line is not None:
+        _say(line)
+
+
+async def _say_other_code(client: Client, request: RunRequest) -> None:
+    """Services load code once, so what was edited since is not what they run."""
+    loaded = await ask_code(client.bus, request.play.name)
+    line = other_code_told(request.play.name, request.project.code_digest(request.play), loaded)
     if line is not None:
         _say(line)
 

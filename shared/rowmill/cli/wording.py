@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rowmill_contracts.budgets import Budget
     from rowmill_contracts.counts import Counts, Problem
+    from rowmill_contracts.events import CodeShown
     from rowmill_contracts.runs import RunSummary
 
 
@@ -38,6 +40,19 @@ def kept_budget_told(run: RunSummary, given: Budget) -> str | None:
     has = f"a budget of {', '.join(as_typed(run.budget))}" if run.budget is not None else "no budget"
     wanted = " ".join(f"--budget {word}" for word in as_typed(given))
     return f"the run {run.run_id} exists, with {has}, which {wanted} does not change here; `rowmill runs resume {run.run_id} {wanted}` does"
+
+
+def other_code_told(play: str, digest: str, loaded: Iterable[CodeShown]) -> str | None:
+    """A sentence where services have other code of a play than this digest's, which is that of the files as they are; None: they have the same. Times
+    are those of this machine's zone.
+    """
+    others = [each for each in loaded if each.digest != digest]
+    if not others:
+        return None
+    at = time.strftime("%H:%M:%S", time.localtime(min(each.loaded_at for each in others)))
+    if any(each.digest is None for each in others):
+        return f"services that run since {at} do not have the play {play!r}; restart `rowmill up` to have it"
+    return f"the services run code of {at}; restart `rowmill up` to use your changes"
 
 
 def why_told(code: str) -> str:
