@@ -54,6 +54,14 @@ async def test_the_first_of_each_service_is_waited_for_and_who_answers_together_
         assert await told(Processes(first, gateway, late=(other,)), seconds=3600.0) == ["e1", "e2", "g1"]
 
 
+async def test_one_of_each_service_is_waited_for_however_soon_the_first_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaded_code, "OTHERS_SECONDS", 0.0)
+    slow = Processes(has("row-executor", process="e1"))
+    asyncio.get_running_loop().call_later(0.02, lambda: slow._collect(has("tool-gateway", process="g1")))
+    async with asyncio.timeout(10):
+        assert await told(slow, seconds=3600.0) == ["e1", "g1"]
+
+
 async def test_who_does_not_answer_is_not_waited_for_for_long() -> None:
     assert await told(Processes(has("row-executor", process="e1"), has("tool-gateway", play="others")), seconds=0.01) == ["e1"]
     assert await told(Processes(), seconds=0.01) == []
