@@ -253,7 +253,8 @@ class ParkedRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ProviderServes(Message, frozen=True, kw_only=True):
     """A provider that had kept rows waiting serves again. A hint: rows that wait for it come back, their runs in turn and of each run the oldest
     first: ``at_once`` of them now (below 0: they begin so many turns later) and then ``per_second``, in steps of so many seconds (``every``).
-    It speaks of the next ``seconds``, and is told anew before they are over.
+    It speaks of the next ``seconds``, and is told anew before they are over. ``sooner``: it had not been away, but has nothing to do while rows wait
+    for their turn: none of them comes later for it, and rows that were not admitted yet do not wait for them.
     """
 
     org: str
@@ -262,6 +263,7 @@ class ProviderServes(Message, frozen=True, kw_only=True):
     at_once: int = 1
     every: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     seconds: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    sooner: bool = False
 
 
 @message()

@@ -414,7 +414,8 @@ WHERE w.dataset_seq = halted.dataset_seq AND w.row_index = halted.row_index
 -- name: provider_serves
 -- A provider serves again: rows of an organisation that wait for it are called back. In turns of $6 rows of each run, the oldest first, beginning with
 -- the run of which none came for longest: $4 of them now (or as many turns later), and then $5 at a time, $3 a second. Those whose turn comes after $7
--- others keep their time until they are told anew.
+-- others keep their time until they are told anew. $8: it was not away, but has nothing to do; then none comes later than it would, and rows that were not
+-- admitted yet do not wait for them.
 -- Rows are found by their key, one by one (OFFSET 0: by nothing else), and changed where they lie: however many the planner thinks there are, it cannot
 -- join them badly.
 WITH waiting AS MATERIALIZED (
@@ -434,12 +435,13 @@ WITH waiting AS MATERIALIZED (
     FROM turns t CROSS JOIN LATERAL (
         SELECT w.ctid AS at, w.state FROM waits w WHERE w.dataset_seq = t.dataset_seq AND w.row_index = t.row_index OFFSET 0 FOR UPDATE SKIP LOCKED
     ) found
-    WHERE (t.turn < $7::int OR NOT t.called_back) AND found.state = 'waiting'
+    WHERE (t.turn < $7::int OR NOT (t.called_back OR $8::bool)) AND found.state = 'waiting'
 )
-UPDATE waits w SET called_back = true, due_at = CASE
+UPDATE waits w SET called_back = w.called_back OR NOT $8::bool, due_at = CASE
     WHEN ours.later IS NULL THEN w.due_at
-    WHEN ours.later < 0 THEN now()
-    ELSE now() + make_interval(secs => (ours.later / $5::int + 1) * $5::int / $3::float8) END
+    ELSE least(CASE WHEN $8::bool THEN w.due_at END, CASE
+        WHEN ours.later < 0 THEN now()
+        ELSE now() + make_interval(secs => (ours.later / $5::int + 1) * $5::int / $3::float8) END) END
 FROM ours WHERE w.ctid = ours.at
 
 -- name: release_due

@@ -33,6 +33,7 @@ def turns_of(message: ProviderServes) -> Turns:
         together=together,
         of_a_run=max(1, together // RUNS_IN_A_STEP),
         rows=rows,
+        sooner=message.sooner,
     )
 
 

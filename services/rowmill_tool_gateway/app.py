@@ -79,6 +79,7 @@ class App:
             connected=lambda: self._bus.connected,
             serves=self._call_back.serves,
             step_back=lambda shard: self._bus.step_back(gateway_calls(shard)),
+            sooner=self._call_back.sooner,
             tell_freed=lambda shards: self._bus.publish(ShardsFreed(shards=shards), "", exchange=CONTROL),
         )
         handlers = Handlers(engine, self._bus, code)

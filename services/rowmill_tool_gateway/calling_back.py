@@ -1,9 +1,10 @@
-"""Telling admission that a provider serves again, so that it lets the rows come back that wait for it."""
+"""Telling admission that a provider serves again, or that its lane is idle, so that it lets the rows come back that wait for it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.runs import ProviderServes
@@ -14,7 +15,7 @@ class CallBack:
     own time.
     """
 
-    def __init__(self, publish: Callable[[ProviderServes], Awaitable[None]], *, every: float, for_long: float, clock: Clock) -> None:
+    def __init__(self, publish: Callable[[ProviderServes], Coroutine[Any, Any, None]], *, every: float, for_long: float, clock: Clock) -> None:
         self._publish = publish
         self._every = every
         self._for_long = for_long
@@ -32,6 +33,12 @@ class CallBack:
             before.cancel()
         telling = self._telling[org, provider] = asyncio.create_task(self._tell(message), name=f"calling back {provider}")
         telling.add_done_callback(lambda _: self._forget((org, provider), telling))
+
+    def sooner(self, message: ProviderServes) -> None:
+        """Tell it once. Never waits. Not where rows are called back anyway, or the last time is still being told."""
+        if (message.org, message.provider) not in self._telling:
+            telling = self._telling[message.org, message.provider] = asyncio.create_task(self._publish(message), name=f"idle {message.provider}")
+            telling.add_done_callback(lambda _: self._forget((message.org, message.provider), telling))
 
     def _forget(self, lane: tuple[str, str], telling: asyncio.Task[None]) -> None:
         if self._telling.get(lane) is telling:

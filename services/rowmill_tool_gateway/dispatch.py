@@ -112,7 +112,10 @@ class Dispatcher:
     def admit(self, flight: Flight) -> None:
         """Take a flight in: into its group's queue, past a look at stored outputs where it would wait long, or deferred at once."""
         waiting = flight.group.waiting
-        flight.ticket = flight.ticket or waiting.ticket()
+        if not flight.ticket:
+            flight.ticket = waiting.ticket()
+            waited = self._clock.now() - flight.asked
+            flight.lane.called(self._clock.monotonic(), waited, flight.tool.weight, self._settings.hand, self._settings.away_wait)
         expected = self._wait_behind(flight, waiting.before(flight.calls[0].page.run_id, flight.asked, flight.ticket) + flight.group.looking)
         away = self._shards.sends_away(flight.lane.shard)
         if away or expected > self._settings.hand:
@@ -172,7 +175,7 @@ class Dispatcher:
         """
         if flight.stage not in {Stage.WAITING, Stage.CLAIMING, Stage.READY} or call.deadline > call.page.arrived + self._settings.hand:
             return False
-        if flight.lane.unavailable_for(self._clock.monotonic()) is not None or not self._may_send(flight.lane):
+        if flight.lane.unavailable_for(self._clock.monotonic()) is not None or not self.may_send(flight.lane):
             return False
         if flight.stage is Stage.WAITING and self._wait_behind(flight, flight.group.waiting.ahead(flight.ticket)) > self._settings.lead:
             return False
@@ -227,8 +230,11 @@ class Dispatcher:
         elif not self._shards.holds(flight.lane.shard):  # for how long is not known, so nobody is given an appointment that may be far too late
             self._hand.defer(flight, calls, self._settings.hand, reason="another gateway holds the lane")
         else:
-            earliest = max(self._settings.retry_first, self._expected_wait(flight) - self._settings.lead)
-            wait = flight.lane.appoint(self._clock.monotonic(), earliest, flight.tool.weight)
+            now = self._clock.monotonic()
+            if flight.appointed <= now:
+                earliest = max(self._settings.retry_first, self._expected_wait(flight) - self._settings.lead)
+                flight.appointed = now + flight.lane.appoint(now, earliest, flight.tool.weight)
+            wait = flight.appointed - now
             failure = ToolFailure(
                 tool=flight.tool.id, provider=flight.tool.provider, code="paced", message="no turn at the provider in time", origin="gateway"
             )
@@ -236,7 +242,8 @@ class Dispatcher:
 
     # ---- sending ----------------------------------------------------------------------------------------------------------------------
 
-    def _may_send(self, lane: Lane) -> bool:
+    def may_send(self, lane: Lane) -> bool:
+        """Whether spending is allowed, and what comes of it can be stored."""
         return self._shards.holds(lane.shard) and self._receipts.storing
 
     def _pump(self, traffic: Traffic) -> None:
@@ -246,7 +253,7 @@ class Dispatcher:
             traffic.timer.cancel()
             traffic.timer = None
         lane, now = traffic.lane, self._clock.monotonic()
-        if traffic.resolving or not self._may_send(lane):
+        if traffic.resolving or not self.may_send(lane):
             return  # the shard gained, or the latch opened, pumps again; meanwhile the hand's sweep defers
         self._claim_what_fits(traffic, now)
         while lane.may_send(now):

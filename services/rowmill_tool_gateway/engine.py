@@ -11,12 +11,14 @@ from typing import Protocol
 from rowmill.runtime.asking import AskBus
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.events import AskLanes, LanesShown
+from rowmill_contracts.runs import ProviderServes
 from rowmill_contracts.tools import ToolCalls
 from rowmill_tool_gateway.answers import Answers, Replies
 from rowmill_tool_gateway.credentials import Credentials
 from rowmill_tool_gateway.dispatch import Dispatcher
 from rowmill_tool_gateway.flights import Page
 from rowmill_tool_gateway.hand import Hand
+from rowmill_tool_gateway.idling import Idling
 from rowmill_tool_gateway.lane_views import lanes_shown
 from rowmill_tool_gateway.lanes import Lane
 from rowmill_tool_gateway.permits import Permits
@@ -48,6 +50,7 @@ class Engine:
     """``holder``: unique to this process and start; no lease of a former start is taken for ours. ``connected``: whether there is a session with the
     broker; `reconnected` is to be called at the begin of each. ``serves``: told of providers that serve again and had kept calls waiting.
     ``step_back``: waits at a shard's queue behind all others from then on. ``tell_freed``: a hint to all gateways that they may ask for these shards.
+    ``sooner``: told of lanes that have nothing to send while calls wait for them elsewhere. Never waits.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Engine:
         serves: Serves = lambda _org, _provider, _message: None,
         step_back: Callable[[int], Awaitable[None]] = _alone,
         tell_freed: Callable[[list[int]], Awaitable[None]] = _untold,
+        sooner: Callable[[ProviderServes], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -113,6 +117,7 @@ class Engine:
         self.dispatcher.sender = self.sender
         self.settler = Settler(self.hand, self.dispatcher, self._receipts, credentials, clock, settings, jitter, serves, self.shards.closed)
         self.sender.settle = self.settler.settle
+        self._idling = Idling(lambda: self.dispatcher.lanes, _InHand(self), settings, sooner)
         self._loops: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -158,6 +163,7 @@ class Engine:
         interval = self._settings.hand / SWEEPS_PER_HOLD
         await self._clock.sleep(interval)
         self.hand.sweep(interval)
+        self._idling.look(self._clock.monotonic())
 
     async def _renew(self) -> None:
         await self._clock.sleep(min(self._settings.receipt_renewal / 4, self._settings.claim_renewal))
@@ -165,13 +171,22 @@ class Engine:
 
 
 class _InHand:
-    """What the leases of shards look at; the engine's parts are built one after the other."""
+    """What the leases of shards and idle lanes look at; the engine's parts are built one after the other."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def busy(self, shard: int) -> bool:
         return self._engine.hand.busy(shard)
+
+    def holds(self, shard: int) -> bool:
+        return self._engine.shards.holds(shard)
+
+    def may_send(self, lane: Lane) -> bool:
+        return self._engine.dispatcher.may_send(lane)
+
+    def backlog(self, lane: Lane) -> int:
+        return self._engine.dispatcher.backlog(lane)
 
     def put_down(self, shards: Collection[int]) -> None:
         self._engine.hand.put_down(shards)

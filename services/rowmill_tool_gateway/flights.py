@@ -99,6 +99,8 @@ class Flight:
     ticket: int = 0
     """Its place among those that wait; 0 before it has one."""
     timer: asyncio.TimerHandle | None = None
+    appointed: float = float("-inf")
+    """When those of its calls that were sent away are to come again, by the monotonic clock: others need no appointment besides."""
     refreshed: bool = False
     looked: bool = False
     lease_id: str = ""

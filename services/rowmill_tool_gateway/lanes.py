@@ -72,6 +72,14 @@ class Lane:
         self._throttle = Throttle(recovery)
         self._missed = 0
         self._duration = FIRST_GUESS
+        self.weight = 1.0
+        """Of the calls that wait elsewhere for it, as far as is known."""
+        self.came = 0
+        """Calls that came since the lane was made."""
+        self._waited_for_until = float("-inf")
+        self._new = True
+        """Who had the lane before may have sent calls away, and nobody was called since."""
+        self._ours_since = float("inf")
         self._appointment = float("-inf")
         self._scout_at, self._scout_gap = float("-inf"), 0.0
         """When the last one of the calls comes back that find out whether the provider serves, and for how long after it none does."""
@@ -122,8 +130,12 @@ class Lane:
         """The earliest time of the next request, concurrency and permits aside. Infinite where that depends on requests that are on their way."""
         return self.closed_until if self.pace is None else max(self.closed_until, self.pace.due_at())
 
+    def could_send(self, now: float) -> bool:
+        """Whether a request could be sent, permits aside."""
+        return self.slots > 0 and self.ready_at() <= now
+
     def may_send(self, now: float) -> bool:
-        return self.slots > 0 and self.ready_at() <= now and (self.pace is None or self.pace.permitted(now))
+        return self.could_send(now) and (self.pace is None or self.pace.permitted(now))
 
     def claim_room(self, now: float, ahead: float) -> float:
         """Requests' worth of calls to claim now: what can be sent within ``ahead`` seconds and is not claimed yet."""
@@ -227,12 +239,38 @@ class Lane:
 
     def expected_wait(self, now: float, requests_before: float) -> float:
         """Seconds until a call behind so many requests will be sent, as far as one can tell."""
-        ready = self.ready_at()
-        return (max(0.0, ready - now) if math.isfinite(ready) else 0.0) + requests_before / self.requests_per_second()
+        start = max(now, self.closed_until)
+        by_slots = requests_before * self._duration / (1 if self.probing else self.allowed)
+        return start - now + (by_slots if self.pace is None else max(by_slots, self.pace.wait_behind(start, requests_before)))
 
-    def taken_over(self) -> None:
+    def taken_over(self, now: float) -> None:
         """The lane is ours anew: who had an appointment before has gone elsewhere, and nobody needs to come after them."""
         self._appointment = float("-inf")
+        self._new = True
+        self._ours_since = now
+
+    def called(self, now: float, waited: float, weight: float, hand: float, longest_wait: float) -> None:
+        """A call came that was first asked for ``waited`` seconds ago. If that is longer than a call waits in hand, it has waited elsewhere; if the
+        lane was not ours then, others may wait by appointments that are not known here, for as long as anyone does.
+        """
+        self.came += 1
+        self._ours_since = min(self._ours_since, now)
+        if waited > hand and now - waited < self._ours_since:
+            self.weight, self._waited_for_until = weight, max(self._waited_for_until, now + longest_wait)
+
+    @property
+    def waited_for_until(self) -> float:
+        """Until when calls may wait elsewhere for their turn here, as far as is known; infinite where that is to be found out."""
+        return math.inf if self._new else self._waited_for_until
+
+    def called_sooner(self, now: float, seconds: float) -> None:
+        """Those who wait come within so many seconds, as far as there is room, and others after them."""
+        self._new = False
+        self._appointment = min(self._appointment, now + seconds)
+
+    def left(self) -> None:
+        """The lane is another's: it knows who waits."""
+        self._new, self._waited_for_until = False, float("-inf")
 
     def appoint(self, now: float, not_before: float, weight: float) -> float:
         """Seconds from ``now`` at which a deferred call should be asked for again; one appointment after the other, at the lane's rate.
@@ -240,4 +278,6 @@ class Lane:
         At its last known rate also where nobody knows when the provider returns: calls that all came at once then would only be deferred again.
         """
         self._appointment = max(self._appointment, self.closed_until, now + not_before) + weight / self._rate(self.allowed)
+        self.weight = weight
+        self._waited_for_until = max(self._waited_for_until, self._appointment)
         return self._appointment - now

@@ -102,6 +102,18 @@ class Pace:
         """A request that had begun is not written after all."""
         self._pending -= 1
 
+    def wait_behind(self, start: float, sends: float) -> float:
+        """Seconds from ``start`` on until the send that so many others go before, permits aside."""
+        even = max(self._due, start) + sends / self.per_second - self._tolerance
+        over = len(self._sent) + self._pending + math.floor(sends) - self.rate.requests
+        if over < 0:
+            free = start
+        elif over < len(self._sent):
+            free = self._sent[over] + self.rate.window_seconds
+        else:  # when others are written that go before
+            free = start + (1 + (over - len(self._sent)) // self.rate.requests) * self.rate.window_seconds
+        return max(0.0, even - start, free - start)
+
     def sends_within(self, now: float, seconds: float) -> float:
         """How many sends fit from ``now`` on into so many seconds, permits aside; a fraction where the next one does not."""
         start = max(now, self.due_at())

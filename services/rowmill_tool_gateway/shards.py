@@ -367,7 +367,7 @@ class ShardLeases:
                     changed.add(answer.shard)
                     for lane in self._work.lanes():
                         if lane.shard == answer.shard:
-                            lane.taken_over()
+                            lane.taken_over(asked)
         terms = {answer.shard: answer.term for answer in reply.shards if answer.held and answer.shard in self._leases}
         now = self._clock.monotonic()
         self._permits.drawn(drawings, reply.drawn, terms, now)

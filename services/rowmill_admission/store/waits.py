@@ -65,7 +65,7 @@ async def end_halts(connection: Connection, run_id: str) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
     """How rows are called back: ``at_once`` of them now (below 0: so many turns later), then ``per_second``, so many ``together``. Runs in turn, of
-    each so many rows (``of_a_run``), the oldest first; ``rows`` of them, the others later.
+    each so many rows (``of_a_run``), the oldest first; ``rows`` of them, the others later. ``sooner``: only those for whom that is sooner.
     """
 
     per_second: float
@@ -73,11 +73,13 @@ class Turns:
     together: int
     of_a_run: int
     rows: int
+    sooner: bool = False
 
 
 async def provider_serves(database: Database, org: str, provider: str, turns: Turns) -> None:
     """Call back the rows that wait for this provider."""
-    await database.execute(SQL["provider_serves"], org, provider, turns.per_second, turns.at_once, turns.together, turns.of_a_run, turns.rows)
+    order = (turns.per_second, turns.at_once, turns.together, turns.of_a_run, turns.rows)
+    await database.execute(SQL["provider_serves"], org, provider, *order, turns.sooner)
 
 
 async def release_due(database: Database, limit: int, *, but_for: Collection[int]) -> list[Wait]:

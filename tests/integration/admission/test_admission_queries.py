@@ -107,6 +107,29 @@ async def test_rows_are_called_back_at_the_rate_their_runs_in_turn_and_of_each_r
     assert order[2:] == [("first", 3), ("first", 2), ("second", 3), ("second", 4), ("first", 1), ("second", 5)]
 
 
+async def test_rows_that_wait_for_an_idle_provider_come_sooner_and_none_later_and_new_ones_do_not_wait_for_them(database: Database) -> None:
+    await database.execute(
+        "INSERT INTO runs (run_id, identity, org, play, state, input, inputs, options) VALUES ('r', 'r', 'own', 'p', 'running', '{}', '[]', '{}')"
+    )
+    await database.execute(
+        "INSERT INTO datasets (run_id, dataset, input_id, definition, page_rows, run_window) VALUES ('r', 'd', 'i', '{}', 200, 2000)"
+    )
+    await database.execute(
+        "INSERT INTO waits (dataset_seq, row_index, key, page, attempt, waits, due_at, reason, provider, asked, called_back)"
+        " SELECT dataset_seq, n, 'k', n, 1, 1, now() + make_interval(secs => CASE n WHEN 3 THEN 0.05 ELSE 1000 + n END), 'r', 'slow', n, n = 5"
+        " FROM datasets, generate_series(0, 7) n WHERE run_id = 'r'"
+    )
+    await waits.provider_serves(database, "own", "slow", waits.Turns(per_second=10.0, at_once=1, together=1, of_a_run=1, rows=6, sooner=True))
+    found = await database.fetch(
+        "SELECT called_back, extract(epoch FROM due_at - now())::float8 AS due FROM waits"
+        " WHERE dataset_seq IN (SELECT dataset_seq FROM datasets WHERE run_id = 'r') ORDER BY row_index"
+    )
+    start = found[0]["due"]
+    assert [row["due"] - start for row in found[:6]] == pytest.approx([0, 0.1, 0.2, 0.05, 0.4, 0.5], abs=0.04)
+    assert all(row["due"] > 1000 for row in found[6:])
+    assert [row["called_back"] for row in found] == [False] * 5 + [True] + [False] * 2, "as it was"
+
+
 async def test_a_run_starts_when_it_is_stored_not_when_its_transaction_began(database: Database) -> None:
     async with database.pool.acquire() as connection, connection.transaction():
         await connection.fetchval("SELECT now()")

@@ -172,6 +172,8 @@ class Rig:
         self.others: list[Rig] = []
         """Gateways that hear what this one says to all."""
         self.serving: list[ProviderServes] = []
+        self.sooner: list[ProviderServes] = []
+        """What was said of idle lanes."""
         self.engine = Engine(
             self.bus,
             Toolbox(self._carrier),
@@ -183,6 +185,7 @@ class Rig:
             serves=self._serves,
             step_back=self._step_back,
             tell_freed=self._tell_freed,
+            sooner=self.sooner.append,
         )
         self.engine.start()
 

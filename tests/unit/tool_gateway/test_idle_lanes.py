@@ -1,0 +1,370 @@
+"""A lane that has nothing to send while calls wait for it elsewhere has them come, whatever became of their appointments."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from tests.unit.tool_gateway.conftest import Rig
+
+from rowmill import HttpTool, Provider
+from rowmill.durations import Rate
+from rowmill.runtime.clock import SystemClock
+from rowmill_admission.waits import turns_of
+from rowmill_contracts.runs import ProviderServes
+from rowmill_contracts.tools import CallItem
+from rowmill_tool_gateway.calling_back import CallBack
+from rowmill_tool_gateway.flights import Flight
+from rowmill_tool_gateway.idling import PATIENCE, SCOUTS, Idling
+from rowmill_tool_gateway.lanes import Lane, ProbePolicy
+from rowmill_tool_gateway.pacing import Pace
+from rowmill_tool_gateway.settings import ToolGatewaySettings
+
+SETTINGS = ToolGatewaySettings(time_scale=1.0)
+HAND = SETTINGS.hand
+STEP = HAND / 20
+TRAVEL = 0.3
+"""Seconds from admission to the gateway."""
+BOUND = HAND + HAND / PATIENCE + TRAVEL + 3 * STEP
+"""Seconds for which a lane may have nothing to send while somebody waits for it: it says so after a fifth of a hand, once in a hand at most."""
+LASTS = 0.8
+
+
+@dataclass(eq=False)
+class Row:
+    asked: float
+    due: float = 0.0
+    deadline: float = 0.0
+
+
+@dataclass
+class World:
+    """One lane, who has it, and the rows that wait in admission; whatever is not modelled here (receipts, permits) is there at once."""
+
+    rate: str | None
+    concurrency: int
+    now: float = 1000.0
+    waiting: list[Row] = field(default_factory=list)
+    coming: list[Row] = field(default_factory=list)
+    in_hand: list[Row] = field(default_factory=list)
+    open: list[tuple[float, float]] = field(default_factory=list)
+    """When each request that is open began, and will end."""
+    told: int = 0
+    ours: bool = True
+    idle_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self._taken()
+
+    def _taken(self) -> None:
+        pace = None if self.rate is None else Pace(Rate.parse(self.rate))
+        probes = ProbePolicy(5, SETTINGS.probe_first, SETTINGS.probe_limit)
+        self.lane = Lane("acme", "hunter", 3, concurrency=self.concurrency, pace=pace, probes=probes, recovery=SETTINGS.recovery)
+        self.idling = Idling(lambda: [self.lane], self, SETTINGS, self._sooner)
+        self.ours, self.idle_since = True, None
+
+    # ---- what the lanes that idle look at ----
+
+    def holds(self, shard: int) -> bool:
+        return self.ours
+
+    def may_send(self, lane: Lane) -> bool:
+        return True
+
+    def backlog(self, lane: Lane) -> int:
+        return len(self.in_hand)
+
+    def _sooner(self, message: ProviderServes) -> None:
+        self.told += 1
+        turns = turns_of(message)
+        assert turns.sooner
+        for turn, row in enumerate(sorted(self.waiting, key=lambda row: row.asked)[: turns.rows]):
+            later = turn - turns.at_once
+            row.due = min(row.due, self.now + (0 if later < 0 else (later // turns.together + 1) * turns.together / turns.per_second))
+
+    # ---- what happens ----
+
+    def come(self, rows: int) -> None:
+        for _ in range(rows):
+            self._take(Row(asked=self.now))
+
+    def _take(self, row: Row) -> None:
+        self.idle_since = None
+        self.lane.called(self.now, self.now - row.asked, 1.0, HAND, SETTINGS.away_wait)
+        if self.lane.expected_wait(self.now, len(self.in_hand)) > HAND:
+            self._defer(row)
+        else:
+            row.deadline = self.now + HAND
+            self.in_hand.append(row)
+
+    def _defer(self, row: Row) -> None:
+        earliest = max(SETTINGS.retry_first, self.lane.expected_wait(self.now, len(self.in_hand)) - SETTINGS.lead)
+        row.due = self.now + self.lane.appoint(self.now, earliest, 1.0)
+        self.waiting.append(row)
+
+    def stand_still(self, seconds: float) -> None:
+        """The machine does; requests that are open seem to last."""
+        self.now += seconds
+        if self.idle_since is not None:
+            self.idle_since += seconds
+
+    def copies(self, calls: int) -> None:
+        """Calls are sent away whose rows have an appointment, or come to another executor's."""
+        for _ in range(calls):
+            self.lane.appoint(self.now, SETTINGS.retry_first, 1.0)
+
+    def stop(self, rows: int) -> None:
+        """Of a run whose rows wait."""
+        del self.waiting[:rows]
+
+    def refuse(self, seconds: float) -> None:
+        self.lane.overrun(self.now, seconds)
+
+    def kill(self) -> None:
+        """Another gateway has the lane; what was in hand comes to it."""
+        self.open.clear()
+        self.coming += self.in_hand
+        self.in_hand.clear()
+        self.now += 12.0
+        for row in self.coming:
+            row.due = self.now
+        self._taken()
+
+    def hand_over(self) -> None:
+        self.run(1.0)  # what is in hand is sent
+        self.ours = False
+        self.idling.look(self.now)
+        self.kill()
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self._step()
+
+    def _step(self) -> None:
+        self.now += STEP
+        for began, _ in [one for one in self.open if one[1] <= self.now]:
+            self.lane.finished(self.now - began)
+            self.lane.served(self.now)
+        self.open = [one for one in self.open if one[1] > self.now]
+        self.coming += [row for row in self.waiting if row.due <= self.now]
+        self.waiting = [row for row in self.waiting if row.due > self.now]
+        for row in [row for row in self.coming if row.due + TRAVEL <= self.now]:
+            self.coming.remove(row)
+            self._take(row)
+        for row in [row for row in self.in_hand if row.deadline <= self.now]:
+            self.in_hand.remove(row)
+            self._defer(row)
+        while self.in_hand and self.lane.could_send(self.now):
+            self.in_hand.pop(0)
+            self.lane.opened(self.now)
+            if self.lane.pace is not None:
+                self.lane.pace.wrote(self.now)
+            self.open.append((self.now, self.now + LASTS))
+        self.idling.look(self.now)
+        self._never_idle_for_long()
+
+    def _never_idle_for_long(self) -> None:
+        known = self.lane.came > 0
+        if not known or self.in_hand or not self.waiting or not self.lane.could_send(self.now):
+            self.idle_since = None
+            return
+        if self.idle_since is None:
+            self.idle_since = self.now
+        bound = BOUND if self.lane.unavailable_since is None else SCOUTS * SETTINGS.probe_limit + BOUND
+        assert self.now - self.idle_since <= bound, f"{len(self.waiting)} rows wait, the next for {min(row.due for row in self.waiting) - self.now} s"
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("come"), st.integers(1, 80)),
+    st.tuples(st.just("run"), st.sampled_from([0.5, 3.0, 20.0])),
+    st.tuples(st.just("stand_still"), st.sampled_from([1.0, 8.0])),
+    st.tuples(st.just("copies"), st.integers(1, 100)),
+    st.tuples(st.just("stop"), st.integers(1, 100)),
+    st.tuples(st.just("refuse"), st.sampled_from([0.5, 10.0, 60.0])),
+    st.tuples(st.sampled_from(["kill", "hand_over"])),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([None, "10/3s", "2/s", "30/60s"]), st.integers(1, 4), st.lists(EVENTS, min_size=1, max_size=10))
+@example("10/3s", 2, [("come", 60), ("run", 1.0), ("stand_still", 8.0), ("come", 20), ("run", 3.0)])
+@example(None, 1, [("come", 20), ("copies", 100), ("come", 20)])
+@example(None, 2, [("come", 50), ("stop", 30)])
+@example("2/s", 4, [("come", 20), ("copies", 60), ("come", 20), ("kill",)])
+@example("2/s", 4, [("come", 1), ("kill",), ("run", 200.0), ("come", 80), ("copies", 60), ("come", 20), ("stop", 70)])
+@example("2/s", 4, [("come", 20), ("stop", 5), ("hand_over",)])
+@example(None, 1, [("refuse", 60.0), ("come", 1), ("kill",), ("come", 1)])
+def test_a_lane_is_not_idle_for_long_while_rows_wait_for_it(rate: str | None, concurrency: int, events: list[tuple[str, float]]) -> None:
+    world = World(rate, concurrency)
+    for name, *given_ in events:
+        getattr(world, name)(*given_)
+    world.run(400.0)
+
+
+def test_an_idle_lane_for_which_nobody_is_known_to_wait_says_nothing_more() -> None:
+    world = World("10/s", 4)
+    for _ in range(20):
+        world.come(3)
+        world.run(20.0)
+    assert world.told == 1, "at first, when others may have had it before"
+
+
+def test_a_lane_whose_rows_keep_their_appointments_says_nothing() -> None:
+    world = World("10/s", 20)
+    world.come(200)
+    world.run(60.0)
+    assert not world.waiting
+    assert world.told <= 2, "at its end"
+
+
+def test_it_is_said_ever_more_seldom_while_nobody_comes() -> None:
+    """Of a call that comes from another gateway's appointment nobody knows whether others have any."""
+    world = World("10/s", 4)
+    world._take(Row(asked=world.now - 100.0))
+    world.run(1000.0)
+    assert 4 <= world.told <= 7
+
+
+def test_who_is_sent_away_once_those_who_wait_were_called_comes_after_them_and_not_after_all_appointments() -> None:
+    world = World("2/s", 4)
+    world.come(10)
+    world.copies(200)
+    world.come(1)
+    world.run(10.0)
+    assert world.told
+    world.come(20)
+    assert max(row.due for row in world.waiting) < world.now + 30.0
+
+
+@pytest.mark.parametrize("seconds", [1.0, 100.0])
+def test_who_gives_a_lane_up_has_one_come_that_waits_so_that_the_next_holder_hears_of_them(seconds: float) -> None:
+    world = World("2/s", 4)
+    world.come(80)
+    world.run(seconds)
+    waited, before = len(world.waiting), world.told
+    world.ours = False
+    world.idling.look(world.now)
+    world.idling.look(world.now)
+    assert world.told - before == (1 if waited else 0)
+
+
+# ---- in a whole gateway ----
+
+
+class FindIn(BaseModel):
+    domain: str
+
+
+class FindOut(BaseModel):
+    email: str | None = None
+
+
+def tool(**limits: Any) -> type[HttpTool[FindIn, FindOut]]:
+    provider = Provider("there", base_url="http://127.0.0.1:1", **limits)
+
+    @provider.post("/find", effect="read")
+    class Find(HttpTool[FindIn, FindOut]):
+        pass
+
+    return Find
+
+
+def asked_at_once(rig: Rig, find: Any, count: int) -> list[CallItem]:
+    now = rig.clock.now()
+    return [rig.item(find, {"domain": f"d{number}"}, asked=now) for number in range(count)]
+
+
+async def test_a_gateway_says_so_of_a_lane_that_it_has_and_none_of_whose_calls_come_again() -> None:
+    rig = Rig(ToolGatewaySettings(hand=0.4))
+    find = tool(rate="10/s", concurrency=2)
+    await rig.ask([rig.item(find, {"domain": "first"}, asked=rig.clock.now())])  # the lane is ours
+    outcomes = await rig.ask(asked_at_once(rig, find, 40))
+    assert {outcome.outcome for outcome in outcomes} == {"completed", "deferred"}
+    async with asyncio.timeout(20):
+        while not rig.sooner:
+            await asyncio.sleep(0.01)
+    await rig.stop()
+    told = rig.sooner[0]
+    assert (told.org, told.provider, told.sooner) == ("acme", "there", True)
+    assert told.at_once >= 1
+
+
+async def test_a_gateway_that_takes_a_lane_over_says_so_once_calls_come_that_had_waited_for_another() -> None:
+    rig = Rig(ToolGatewaySettings(hand=0.4))
+    [outcome] = await rig.ask([rig.item(tool(rate="10/s"), {"domain": "old"}, asked=rig.clock.now() - 10)])
+    assert outcome.outcome == "completed"
+    async with asyncio.timeout(20):
+        while not rig.sooner:
+            await asyncio.sleep(0.01)
+    await rig.stop()
+
+
+async def test_a_gateway_says_nothing_more_of_a_lane_whose_calls_all_were_sent(rig: Rig) -> None:
+    outcomes = await rig.ask(asked_at_once(rig, tool(concurrency=2), 10))
+    assert {outcome.outcome for outcome in outcomes} == {"completed"}
+    await rig.clock.sleep(3 * rig.settings.hand)
+    assert len(rig.sooner) == 1
+
+
+async def test_a_row_whose_call_is_asked_for_twice_has_one_appointment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a new connection, when executors ask for everything again. Each would leave the lane idle for a turn."""
+    rig = Rig(ToolGatewaySettings(hand=0.8, claim_ahead=0.0))
+
+    def takes_all_in(flight: Flight) -> None:
+        flight.looked = True
+        rig.engine.dispatcher.resume(flight)
+
+    monkeypatch.setattr(rig.engine.dispatcher, "admit", takes_all_in)
+    find = tool(rate="10/s", concurrency=1)
+    items = asked_at_once(rig, find, 50)
+    rig.hand_in(items)
+    await asyncio.sleep(rig.settings.hand / 4)
+    outcomes = await rig.ask(asked_at_once(rig, find, 50))
+    await rig.stop()
+    sent_away = [outcome.wait_ms / 1000 for outcome in outcomes if outcome.outcome == "deferred"]
+    assert len(sent_away) > 30
+    assert max(sent_away) <= 50 / 10
+
+
+async def test_a_burst_is_sent_by_which_the_hand_is_larger_than_the_rate() -> None:
+    """Nobody waits for a turn that has come."""
+    rig = Rig(ToolGatewaySettings(hand=0.4))
+    outcomes = await rig.ask(asked_at_once(rig, tool(rate="30/60s", burst=30, concurrency=30), 40))
+    await rig.stop()
+    assert [outcome.outcome for outcome in outcomes] == ["completed"] * 30 + ["deferred"] * 10
+    assert min(outcome.wait_ms for outcome in outcomes[30:]) > 50_000
+
+
+async def test_that_a_lane_is_idle_is_told_once_and_not_while_its_rows_are_called_back_anyway() -> None:
+    told: list[ProviderServes] = []
+    confirmed = asyncio.Event()
+
+    async def publish(message: ProviderServes) -> None:
+        told.append(message)
+        await confirmed.wait()
+
+    idle, serves = (ProviderServes(org="acme", provider="there", per_second=1.0, sooner=sooner) for sooner in (True, False))
+    call_back = CallBack(publish, every=3600.0, for_long=3600.0, clock=SystemClock())
+    call_back.sooner(idle)
+    call_back.sooner(idle)
+    await asyncio.sleep(0)
+    confirmed.set()
+    while call_back._telling:
+        await asyncio.sleep(0)
+    assert told == [idle]
+    call_back.sooner(idle)
+    while call_back._telling:
+        await asyncio.sleep(0)
+    assert told == [idle, idle]
+    call_back.serves("acme", "there", lambda: serves)
+    call_back.sooner(idle)
+    while len(told) < 3:
+        await asyncio.sleep(0)
+    await call_back.stop()
+    assert told == [idle, idle, serves]
