@@ -223,25 +223,35 @@ class ToolError(RowmillError):
 
 @dataclass(frozen=True)
 class BadRecord:
-    """A record of a CSV file whose number of fields is not the header's."""
+    """A record of a CSV file whose number of fields is not the header's, or that has nothing in a column that every record must fill."""
 
     record: int
     """Counted from 1 after the header, without blank lines."""
     line: int
     """The line it starts on, counted from 1."""
     fields: int
+    empty: str | None = None
+    """The column with nothing in it; None: the number of fields is what is wrong."""
+
+    @property
+    def why(self) -> str:
+        """To a person."""
+        return f"{self.fields} field{'' if self.fields == 1 else 's'}" if self.empty is None else f"column {self.empty!r} is empty"
 
 
-class WrongWidth(InputError):
-    """Records of a CSV file have more or fewer fields than its header; `records` holds the first 20 of `total`."""
+class BadRecords(InputError):
+    """Records of a CSV file have more or fewer fields than its header, or nothing where they must; `records` holds the first 20 of `total`."""
 
-    code = "wrong_width"
+    code = "bad_records"
 
     def __init__(self, name: str, columns: int, records: list[BadRecord], total: int) -> None:
-        listed = "\n".join(f"  record {bad.record} (line {bad.line}): {bad.fields} fields" for bad in records)
+        listed = "\n".join(f"  record {bad.record} (line {bad.line}): {bad.why}" for bad in records)
         more = f"\n  and {total - len(records)} more" if total > len(records) else ""
+        what = "have the wrong number of fields" if total != 1 else "has the wrong number of fields"
+        if any(bad.empty is not None for bad in records):
+            what = "cannot be used"
         super().__init__(
-            f"{name}: {total} record{'s have' if total != 1 else ' has'} the wrong number of fields; the header has {columns}:\n"
+            f"{name}: {total} record{'' if total == 1 else 's'} {what}; the header has {columns}:\n"
             f"{listed}{more}\nRepair the file, or use --bad-rows FILE to set such records aside."
         )
         self.records = records

@@ -123,6 +123,14 @@ def test_a_run_that_fails_of_an_empty_key_names_its_row_and_leaves_the_former_ou
 
     elsewhere = system.rowmill("run", "misspelt", "--csv", str(source), "--out", str(tmp_path / "new.csv"), "--json")
     assert json.loads(elsewhere.stdout)["written"] is None
+
+    assert "`rowmill run --require domain --bad-rows FILE` leaves such rows out" in failed.stdout
+    aside = tmp_path / "aside.csv"
+    without = system.rowmill("run", "plays:leads", "--csv", str(source), "--out", str(out), "--require", "domain", "--bad-rows", str(aside))
+    assert without.returncode == 0, without.stderr
+    assert f"1 bad record of {source} set aside" in without.stderr
+    assert [row["domain"] for row in read_csv(out)] == [row["domain"] for row in rows if row["domain"]]
+    assert [(row["_line"], row["_why"]) for row in read_csv(aside)] == [("4", "column 'domain' is empty")]
     assert not (tmp_path / "new.csv").exists()
 
 

@@ -33,7 +33,14 @@ def run(
     delimiter: Annotated[str | None, typer.Option(help="The CSV's delimiter, if detection is wrong.")] = None,
     quote: Annotated[str | None, typer.Option(help="The CSV's quote character.")] = None,
     encoding: Annotated[str | None, typer.Option(help="The file's encoding.")] = None,
-    bad_rows: Annotated[Path | None, typer.Option("--bad-rows", help="Set records of wrong width aside in this file and go on.")] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option("--require", help="A column in which every record has something, such as the key; others are bad rows. May be repeated."),
+    ] = None,
+    bad_rows: Annotated[
+        Path | None,
+        typer.Option("--bad-rows", help="Set records of wrong width, or with nothing in a required column, aside in this file and go on."),
+    ] = None,
     flatten: Annotated[bool, typer.Option("--flatten", help="Write members of objects as columns of their own.")] = False,
     allow_failed: Annotated[bool, typer.Option("--allow-failed", help="Exit with 0 although rows failed.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Start the run and leave; needs running services.")] = False,
@@ -58,7 +65,7 @@ def run(
     found = project.play(play)
     given = _inputs(found, inputs or [])
     if csv is not None:
-        given[found.rows_field()] = open_source(csv, delimiter=delimiter, quote=quote, encoding=encoding, bad_rows=bad_rows)
+        given[found.rows_field()] = open_source(csv, delimiter=delimiter, quote=quote, encoding=encoding, bad_rows=bad_rows, require=require or [])
     request = RunRequest(
         project=project,
         play=found,

@@ -18,7 +18,7 @@ import msgspec
 from rowmill.cli.connecting import LAG_SECONDS, broker_url
 from rowmill.cli.outages import watch
 from rowmill.cli.progress import Progress, shown
-from rowmill.cli.wording import hidden_told, kept_budget_told, other_code_told
+from rowmill.cli.wording import hidden_told, kept_budget_told, numbered, other_code_told
 from rowmill.client.client import Client, divided_input
 from rowmill.client.jobs import Job
 from rowmill.client.loaded_code import ask_code
@@ -78,6 +78,7 @@ async def _detached(broker_url: str, request: RunRequest) -> RunStatus:
         await _say_what_stays(client, request)
         await _say_other_code(client, request)
         job = await client.start(request.play, input=request.given, **request.options)
+    _say_set_aside(request)
     print(json.dumps({"run_id": job.run_id}) if request.as_json else job.run_id)
     return RunStatus(completed=True)
 
@@ -92,6 +93,7 @@ async def _followed(broker_url: str, request: RunRequest, *, fresh: bool) -> Run
         with Progress() as progress:
             job = await client.start(request.play, input=request.given, on_staged=progress.staged, **request.options)
             progress.run_started(job.run_id)
+        _say_set_aside(request)
         try:
             status = await _unless_interrupted(_to_its_end(job, progress, request, started))
         except Exception:  # whatever it is, the run is stored, which who reads of the error has to know
@@ -112,6 +114,12 @@ async def _say_what_stays(client: Client, request: RunRequest) -> None:
     line = None if run is None else kept_budget_told(run, budget)
     if line is not None:
         _say(line)
+
+
+def _say_set_aside(request: RunRequest) -> None:
+    for source in request.given.values():
+        if isinstance(source, Source) and source.stats.set_aside:
+            _say(f"{numbered(source.stats.set_aside, 'bad record')} of {source.name} set aside")
 
 
 async def _say_other_code(client: Client, request: RunRequest) -> None:

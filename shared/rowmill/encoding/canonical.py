@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -90,7 +91,10 @@ def row_key_of(value: Any, *, index: int | None = None) -> bytes:
 def _missing(row: Mapping[str, Any], column: str, index: int | None) -> KeyPartMissing:
     if column not in row:
         return KeyPartMissing(f"{_row(index)}: there is no key column {column!r}; the row has {', '.join(row) or 'no columns'}")
-    return KeyPartMissing(f"{_row(index)}: key column {column!r} is {_kind(row[column])}{_ADVICE}")
+    return KeyPartMissing(
+        f"{_row(index)}: key column {column!r} is {_kind(row[column])}{_ADVICE}; of a CSV file, "
+        f"`rowmill run --require {shlex.quote(column)} --bad-rows FILE` leaves such rows out"
+    )
 
 
 def _row(index: int | None) -> str:

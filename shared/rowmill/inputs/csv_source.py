@@ -7,13 +7,13 @@ pass keeps more than a chunk and a record. Cells are strings, and an empty cell 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rowmill.errors import BadRecord, BadText, InputError, WrongWidth
+from rowmill.errors import BadRecord, BadRecords, BadText, InputError
 from rowmill.inputs.dialects import Dialect, detect_dialect, spelt_delimiter
 from rowmill.inputs.encodings import SAMPLE_BYTES, detect_encoding, known_encoding
 from rowmill.inputs.headers import unique_names
@@ -29,7 +29,7 @@ Record = tuple[int, int, list[str]]
 
 
 class CsvSource(Source):
-    """A CSV file. `encoding` and `dialect` say how it is read, whether given or detected."""
+    """A CSV file. `encoding` and `dialect` say how it is read, whether given or detected. `require`: columns in which every record has something."""
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class CsvSource(Source):
         quote: str | None = None,
         encoding: str | None = None,
         bad_rows: Path | None = None,
+        require: Sequence[str] = (),
     ) -> None:
         super().__init__(str(path))
         self._path = path
@@ -61,13 +62,17 @@ class CsvSource(Source):
         if header is None:
             raise InputError(f"{path}: the file is empty; its first line must name the columns")
         self._columns = unique_names(header[2])
+        missing = [name for name in require if name not in self._columns]
+        if missing:
+            raise InputError(f"{path}: there is no column {missing[0]!r} that every record could fill; columns: {', '.join(self._columns)}")
+        self._required = [self._columns.index(name) for name in dict.fromkeys(require)]
 
     @property
     def columns(self) -> list[str]:
         return list(self._columns)
 
     def check(self) -> None:
-        """Find every record of wrong width, undecodable bytes and broken quoting; write the file of bad rows if one was asked for."""
+        """Find every record that is bad, undecodable bytes and broken quoting; write the file of bad rows if one was asked for."""
         if self._checked:
             return
         width = len(self._columns)
@@ -80,29 +85,37 @@ class CsvSource(Source):
             if self._bad_rows is not None:
                 part = stack.enter_context(replacing(self._bad_rows))
                 aside = csv.writer(stack.enter_context(part.open("w", encoding="utf-8", newline="")), lineterminator="\n")
-                aside.writerow(["_record", "_line", *self._columns])
+                aside.writerow(["_record", "_line", "_why", *self._columns])
             for number, line, cells in self._records(body=True, count_blank=True):
-                if len(cells) == width:
+                found = self._bad(number, line, cells)
+                if found is None:
                     continue
                 bad += 1
                 if aside is not None:
-                    aside.writerow([number, line, *cells])
+                    aside.writerow([number, line, found.why, *cells])
                 elif bad <= LISTED_BAD_RECORDS:
-                    first_bad.append(BadRecord(number, line, len(cells)))
+                    first_bad.append(found)
         if first_bad:
-            raise WrongWidth(self.name, width, first_bad, bad)
+            raise BadRecords(self.name, width, first_bad, bad)
         self.stats.records = number - bad
         self.stats.set_aside = bad
         self._checked = True
 
     def rows(self) -> Iterator[Row]:
         columns = self._columns
-        width = len(columns)
         for number, line, cells in self._records(body=True):
-            if len(cells) == width:
+            found = self._bad(number, line, cells)
+            if found is None:
                 yield dict(zip(columns, cells, strict=True))
             elif self._bad_rows is None:  # only when the file changed after the check
-                raise WrongWidth(self.name, width, [BadRecord(number, line, len(cells))], 1)
+                raise BadRecords(self.name, len(columns), [found], 1)
+
+    def _bad(self, number: int, line: int, cells: list[str]) -> BadRecord | None:
+        """What is wrong with a record; None: nothing."""
+        if len(cells) != len(self._columns):
+            return BadRecord(number, line, len(cells))
+        empty = next((place for place in self._required if not cells[place]), None)
+        return None if empty is None else BadRecord(number, line, len(cells), self._columns[empty])
 
     def _records(self, *, body: bool = False, count_blank: bool = False) -> Iterator[Record]:
         """Records that are not blank lines, from the header on or (`body`) after it."""

@@ -24,18 +24,20 @@ def open_source(
     quote: str | None = None,
     encoding: str | None = None,
     bad_rows: Path | None = None,
+    require: Sequence[str] = (),
 ) -> Source:
     """The rows of a file (`str` or path), list, iterator, pandas or polars frame, Arrow table or stream.
 
     `delimiter`, `quote` ("" for none) and `encoding` replace what would be detected in a text file; `bad_rows` names the file that CSV
-    records of wrong width are written to. A file is opened and its header read here; the rest is read when pages are asked for.
+    records of wrong width, or with nothing in a column that they `require`, are written to. A file is opened and its header read here; the rest
+    is read when pages are asked for.
 
     Raises `InputError` when the source is missing, empty, unreadable or of no known kind.
     """
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         try:
-            return _open_file(path, delimiter=delimiter, quote=quote, encoding=encoding, bad_rows=bad_rows)
+            return _open_file(path, delimiter=delimiter, quote=quote, encoding=encoding, bad_rows=bad_rows, require=require)
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     if hasattr(source, "__arrow_c_stream__"):
@@ -52,16 +54,18 @@ def open_source(
     )
 
 
-def _open_file(path: Path, *, delimiter: str | None, quote: str | None, encoding: str | None, bad_rows: Path | None) -> Source:
+def _open_file(
+    path: Path, *, delimiter: str | None, quote: str | None, encoding: str | None, bad_rows: Path | None, require: Sequence[str]
+) -> Source:
     if not path.exists():
         raise InputError(f"no such file: {path}")
     if not path.is_file():
         raise InputError(f"{path} is not a regular file; files are read twice, so save a pipe's output first")
     ending = path.suffix.lower()
     if ending in {".csv", ".tsv"}:
-        return CsvSource(path, delimiter=delimiter, quote=quote, encoding=encoding, bad_rows=bad_rows)
-    if delimiter is not None or quote is not None or bad_rows is not None:
-        raise InputError(f"{path}: delimiter, quote and bad rows are options for CSV files")
+        return CsvSource(path, delimiter=delimiter, quote=quote, encoding=encoding, bad_rows=bad_rows, require=require)
+    if delimiter is not None or quote is not None or bad_rows is not None or require:
+        raise InputError(f"{path}: delimiter, quote, bad rows and required columns are options for CSV files")
     if ending in {".jsonl", ".ndjson"}:
         return JsonLinesSource(path, encoding=encoding)
     if ending == ".parquet":

@@ -29,7 +29,7 @@ class SourceStats:
     """Rows, without header, blank lines and records set aside."""
     blank_lines: int = 0
     set_aside: int = 0
-    """Records of wrong width written to the file of bad rows."""
+    """Bad records written to the file of bad rows."""
 
 
 class Source(ABC):

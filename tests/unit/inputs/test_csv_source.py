@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rowmill.errors import BadText, InputError, WrongWidth
+from rowmill.errors import BadRecords, BadText, InputError
 from rowmill.inputs import lines, open_source
 from rowmill.inputs.csv_source import CsvSource
 
@@ -178,14 +178,14 @@ def test_wrong_width_stops_before_the_first_page_and_lists_twenty(tmp_path: Path
     good = "".join(f"{n},x\n" for n in range(500))
     bad = "".join(f"{n}\n" for n in range(25))
     source = open_source(write(tmp_path, f'a,b\n"two\nlines",1\n\n{good}{bad}'))
-    with pytest.raises(WrongWidth) as caught:
+    with pytest.raises(BadRecords) as caught:
         next(source.pages())
     error = caught.value
     assert error.total == 25
     assert len(error.records) == 20
     first = error.records[0]
     assert (first.record, first.line, first.fields) == (502, 505, 1)
-    assert "record 502 (line 505): 1 fields" in str(error)
+    assert "record 502 (line 505): 1 field\n" in str(error)
     assert "and 5 more" in str(error)
     assert "--bad-rows" in str(error)
 
@@ -195,7 +195,37 @@ def test_bad_rows_are_set_aside_with_record_and_line(tmp_path: Path) -> None:
     source = open_source(write(tmp_path, "a,b\n1,2\n\n3\n4,5\n6,7,8\n"), bad_rows=aside)
     assert [row["a"] for page in source.pages() for row in page] == ["1", "4"]
     assert (source.stats.records, source.stats.set_aside) == (2, 2)
-    assert list(csv.reader(aside.read_text().splitlines())) == [["_record", "_line", "a", "b"], ["2", "4", "3"], ["4", "6", "6", "7", "8"]]
+    assert list(csv.reader(aside.read_text().splitlines())) == [
+        ["_record", "_line", "_why", "a", "b"],
+        ["2", "4", "1 field", "3"],
+        ["4", "6", "3 fields", "6", "7", "8"],
+    ]
+
+
+def test_records_with_nothing_in_a_required_column_stop_before_the_first_page_and_say_which(tmp_path: Path) -> None:
+    source = open_source(write(tmp_path, "a,b,c\n1,,x\n,2,x\n\n3,4\n5,6,\n"), require=["b", "a"])
+    with pytest.raises(BadRecords) as caught:
+        next(source.pages())
+    assert [(bad.record, bad.line, bad.empty) for bad in caught.value.records] == [(1, 2, "b"), (2, 3, "a"), (3, 5, None)]
+    assert "3 records cannot be used" in str(caught.value)
+    assert "record 1 (line 2): column 'b' is empty" in str(caught.value)
+    assert "record 3 (line 5): 2 fields" in str(caught.value)
+
+
+def test_records_with_nothing_in_a_required_column_are_set_aside_with_the_reason(tmp_path: Path) -> None:
+    aside = tmp_path / "bad.csv"
+    source = open_source(write(tmp_path, "a,b\n1,\n ,2\n3,4\n"), require=["a", "b"], bad_rows=aside)
+    assert [row["a"] for page in source.pages() for row in page] == [" ", "3"], "a space is something, as it is in a key"
+    assert (source.stats.records, source.stats.set_aside) == (2, 1)
+    assert list(csv.reader(aside.read_text().splitlines()))[1:] == [["1", "2", "column 'b' is empty", "1", ""]]
+
+
+def test_a_required_column_that_is_not_there_is_named_beside_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no column 'domian' .*; columns: domain, name"):
+        open_source(write(tmp_path, "domain,name\n1,2\n"), require=["domain", "domian"])
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    with pytest.raises(InputError, match="required columns are options for CSV files"):
+        open_source(tmp_path / "rows.jsonl", require=["domain"])
 
 
 def test_undecodable_bytes_are_located(tmp_path: Path) -> None:
