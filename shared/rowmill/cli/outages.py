@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from rowmill.cli.wording import numbered, why_told
-from rowmill.errors import RowmillError
 
 if TYPE_CHECKING:
     from rowmill.client.jobs import Job
@@ -65,10 +65,8 @@ async def watch(job: Job, display: Display) -> None:
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         if display.stands_still(LOOK_SECONDS):
-            try:
+            with contextlib.suppress(Exception):  # whatever it is: the run is followed by others, and is not to fail of a hint
                 display.waits_for(await job.outages())
-            except (RowmillError, OSError):  # the run is followed by others, who say what is the matter
-                continue
 
 
 def _same_time(one: float | None, other: float | None) -> bool:

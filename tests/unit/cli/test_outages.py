@@ -112,16 +112,19 @@ class Still:
         self.shown.append(outages)
 
 
+ERRORS = [UnavailableError("nobody answers"), ConnectionResetError("the broker went away"), ValueError("whatever it is")]
+
+
 class Answering:
-    """A run whose outages are asked for: an error is raised, and comes first."""
+    """A run whose outages are asked for: errors are raised, and come first."""
 
     def __init__(self) -> None:
         self.asked = 0
 
     async def outages(self) -> list[Outage]:
         self.asked += 1
-        if self.asked == 1:
-            raise UnavailableError("nobody answers")
+        if self.asked <= len(ERRORS):
+            raise ERRORS[self.asked - 1]
         return [AWAY]
 
 
@@ -137,4 +140,4 @@ async def test_nobody_is_asked_while_rows_end_and_who_does_not_answer_is_asked_a
             await asyncio.sleep(0.001)
     watching.cancel()
     assert display.shown[0] == [AWAY]
-    assert job.asked > 1
+    assert job.asked > len(ERRORS)
