@@ -26,7 +26,9 @@ Control = Callable[..., str]
 
 @dataclass(frozen=True)
 class QueueState:
-    """A work queue: messages ready, unacknowledged (None: not to be seen from here), consumers; its dead letters and suspects."""
+    """A work queue: messages ready, unacknowledged (its suspects among them; None: not to be seen from here), consumers; its dead letters and
+    the suspects that are ready.
+    """
 
     queue: str
     ready: int
@@ -99,7 +101,7 @@ async def _look_at_broker(health: Health, url: str, control: Control | None, sta
     for work in WORK_QUEUES:
         name = work.name
         ready, consumers = depths[name]
-        unacknowledged = None if listed is None else listed.get(name, (0, 0))[1]
+        unacknowledged = None if listed is None else sum(listed.get(each, (0, 0))[1] for each in (name, suspect(name)))
         health.queues.append(QueueState(name, ready, unacknowledged, consumers, depths[dead(name)][0], depths[suspect(name)][0]))
     if listed is not None:
         health.delayed = sum(messages for name, (messages, _) in listed.items() if name.startswith("delay."))

@@ -25,7 +25,7 @@ from rowmill.runtime.bus import Bus
 from rowmill.runtime.settings import ServiceSettings
 from rowmill_contracts.envelope import encode
 from rowmill_contracts.runs import AdvanceRun, RunStart
-from rowmill_contracts.topology import EXECUTOR_ADVANCE, EXECUTOR_KEYS, RUNS_START, dead
+from rowmill_contracts.topology import EXECUTOR_ADVANCE, EXECUTOR_KEYS, RUNS_START, dead, suspect
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
 
@@ -247,21 +247,25 @@ async def test_a_service_that_is_away_and_a_dead_letter_are_found(stage: Stage) 
     assert "`rowmill serve row-executor` starts it" in done.stdout
 
 
-async def test_a_message_that_somebody_holds_although_every_run_is_over_is_found(stage: Stage, servers: ServerSet) -> None:
+async def test_messages_that_somebody_holds_although_every_run_is_over_are_found(stage: Stage, servers: ServerSet) -> None:
+    """One in a work queue, and one beside it that is suspected of crashing who handles it."""
     control = getattr(servers.broker, "control", None)
     if control is None:
         pytest.skip("only a broker of our own says what is unacknowledged")
     if stage.services["row-executor"].pid is not None:
         stage.kill9("row-executor")
-    said = f"1 messages of {EXECUTOR_KEYS} are unacknowledged although every run is over."
+    said = f"2 messages of {EXECUTOR_KEYS} are unacknowledged although every run is over."
     async with await aio_pika.connect(stage.broker_url) as connection:
         channel = await connection.channel()
-        await channel.default_exchange.publish(aio_pika.Message(b"{}"), EXECUTOR_KEYS)
-        held = await (await channel.get_queue(EXECUTOR_KEYS, ensure=False)).get()
+        held = []
+        for queue in (EXECUTOR_KEYS, suspect(EXECUTOR_KEYS)):
+            await channel.default_exchange.publish(aio_pika.Message(b"{}"), queue)
+            held.append(await (await channel.get_queue(queue, ensure=False)).get())
         async with asyncio.timeout(BOUND):
             while said not in [finding.problem for finding in (await look(stage.broker_url, stage.database_url, control)).findings]:
                 await asyncio.sleep(0.2)
-        await held.ack()
+        for message in held:
+            await message.ack()
 
 
 async def test_servers_that_do_not_answer_are_found() -> None:

@@ -19,8 +19,10 @@ import pytest
 from rowmill import registry
 from rowmill.client import Client, Job
 from rowmill.client.reading import SheetReader
+from rowmill.dev import ServerSet
 from rowmill.dev.services import ServiceSet
 from rowmill.dev.working_set import missing_services
+from rowmill.doctor.health import look
 from rowmill.plays import Play
 from rowmill.project import Project
 from rowmill.runtime.bus import Bus
@@ -45,11 +47,12 @@ class Ward:
     ``settings``: of the services, beside and above those that every ward has.
     """
 
-    def __init__(self, folder: Path, broker_url: str, database_url: str, **settings: str) -> None:
+    def __init__(self, folder: Path, servers: ServerSet, broker_url: str, database_url: str, **settings: str) -> None:
         self.project = folder / "project"
         shutil.copytree(Path(__file__).parent / "project", self.project)
         self.broker_url = broker_url
         self.database_url = database_url
+        self._control = getattr(servers.broker, "control", None)
         environment = {
             "ROWMILL_BROKER_URL": broker_url,
             "ROWMILL_DATABASE_URL": database_url,
@@ -132,6 +135,13 @@ class Ward:
         async with Bus(ServiceSettings(broker_url=self.broker_url, time_scale=SCALE), service="look") as bus:
             return {name: ready for name, (ready, _) in (await bus.depths(names)).items() if ready}
 
+    async def nobody_holds_any(self) -> None:
+        """Return when no message is unacknowledged, nor any left, as far as the broker is ours to ask."""
+        if self._control is not None:
+            async with asyncio.timeout(BOUND):
+                while (await look(self.broker_url, self.database_url, self._control)).queued:
+                    await asyncio.sleep(0.2)
+
     async def letters(self, of: str = EXECUTOR_ROWS) -> list[aio_pika.abc.AbstractIncomingMessage]:
         """The dead letters of a work queue, taken."""
         found = []
@@ -150,8 +160,10 @@ def ward_settings() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def _ward(broker_url: str, database_url: str, ward_settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
-    ward = Ward(tmp_path_factory.mktemp("ward"), broker_url, database_url, **ward_settings)
+def _ward(
+    servers: ServerSet, broker_url: str, database_url: str, ward_settings: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ward]:
+    ward = Ward(tmp_path_factory.mktemp("ward"), servers, broker_url, database_url, **ward_settings)
     try:
         asyncio.run(ward.start())
         yield ward

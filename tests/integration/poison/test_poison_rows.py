@@ -72,6 +72,7 @@ async def test_poison_rows_of_every_kind_end_and_the_rows_beside_them_complete(w
     assert all("poison: crashed its consumer" in reason for reason in reasons.values())
     died = [decode(letter.message_type, letter.body) for letter in letters if letter.message_id != "nonsense"]
     assert sorted(row.index for page in died if isinstance(page, RowTasks) for row in page.rows) == [1, 9, 18]
+    await ward.nobody_holds_any()
     await ward.letters()
 
 
@@ -94,4 +95,5 @@ async def test_healthy_rows_complete_beside_poison_while_executors_are_killed_ev
     # The one that never returns is at the end of its time, or had too many executors killed under it before.
     check(summary, rows, given, dead=[7, 101, 102], late=[230], late_codes=("row_timeout", "dead_lettered"))
     assert set(ward.deaths["row-executor"]) >= {EXITED, -signal.SIGSEGV, OUT_OF_MEMORY, -signal.SIGKILL}
+    await ward.nobody_holds_any()
     await ward.letters()
