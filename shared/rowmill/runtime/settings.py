@@ -28,7 +28,7 @@ class ServiceSettings(BaseSettings):
     log_level: str = "INFO"
     log_format: str = "console"
     health_port: int | None = None
-    heartbeat_seconds: int = 8
+    heartbeat_seconds: Annotated[int, Field(ge=1)] = 8
     page_gather: Seconds = 0.005
     ask_timeout: Seconds = 30.0
     ask_again: Seconds = 10.0

@@ -22,6 +22,11 @@ async def asked(system: Harmed, items: float) -> None:
             await asyncio.sleep(0.01)
 
 
+def logged(system: Harmed, words: str) -> int:
+    """How often the broker has said so."""
+    return sum(log.read_text(errors="replace").count(words) for log in (system.nodes.folder / "rabbitmq" / "log").glob("*.log"))
+
+
 async def survives(
     system: Harmed, client: Client, word: str, fault: Callable[[], Awaitable[None]], *, rows: int = ROWS, within: float = BOUND
 ) -> None:

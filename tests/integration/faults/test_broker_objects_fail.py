@@ -6,8 +6,10 @@ import asyncio
 
 import aio_pika
 import pytest
+from tests.e2e.stage import BOUND
 from tests.integration.faults.conftest import Harmed
-from tests.integration.faults.running import survives
+from tests.integration.faults.proxy import FaultProxy
+from tests.integration.faults.running import logged, survives
 
 from rowmill.client import Client
 from rowmill_contracts import topology
@@ -16,6 +18,9 @@ pytestmark = pytest.mark.long
 
 BLOCKED = 3.0
 """Seconds; at full size this is a minute."""
+
+CLOSED = 4
+"""Channels at least that the broker closes in the middle of a run."""
 
 
 async def delete(system: Harmed, names: list[str]) -> None:
@@ -49,6 +54,34 @@ async def test_reply_queues_deleted_under_everyone_leave_nobody_waiting(system: 
         await delete(system, names)
 
     await survives(system, client, "replies-deleted", fault)
+
+
+CLOSES = "timed out waiting for delivery acknowledgement"
+"""What the broker says when it closes a channel for a message that is held for too long."""
+
+
+async def test_channels_that_the_broker_closes_lose_no_row_and_repeat_no_request(system: Harmed, client: Client) -> None:
+    """While the provider answers nothing, pages of rows and calls are held for longer than the broker allows for a while."""
+
+    async def allow(held_ms: int) -> None:
+        """Of channels that are opened from now on: so all are to be opened anew."""
+        for setting, value in (("consumer_timeout", held_ms), ("channel_tick_interval", min(held_ms, 60_000))):
+            await asyncio.to_thread(system.nodes.broker.control, "eval", f"application:set_env(rabbit, {setting}, {value}).")
+        system.network.order("broker", FaultProxy.cut)
+
+    async def fault() -> None:
+        system.provider.control(hold=True)
+        before = logged(system, CLOSES)
+        try:
+            await allow(300)
+            async with asyncio.timeout(BOUND):
+                while logged(system, CLOSES) < before + CLOSED:
+                    await asyncio.sleep(0.05)
+        finally:
+            await allow(1_800_000)
+            system.provider.control(hold=False)
+
+    await survives(system, client, "channels-closed", fault)
 
 
 async def test_a_memory_alarm_stops_the_run_and_its_end_lets_it_go_on(system: Harmed, client: Client) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import psutil
 import pytest
+from tests.e2e.stage import BOUND
 from tests.integration.faults.conftest import Harmed
-from tests.integration.faults.running import survives
+from tests.integration.faults.running import logged, survives
 
 from rowmill.client import Client
+from rowmill.dev.services import STOP_TIMEOUT, ServiceSet
 from rowmill.runtime.hosting import SERVICES
 
 pytestmark = pytest.mark.long
@@ -29,6 +32,46 @@ async def test_a_run_goes_on_when_a_process_was_frozen(system: Harmed, client: C
         system.resume(service)
 
     await survives(system, client, f"frozen-{service}", fault)
+
+
+HEARTBEAT = "1"
+"""Seconds; 8 unless it is set, so that half a minute is longer than the broker waits for a process. A frozen second and a half is not."""
+
+
+async def start_anew(system: Harmed, heartbeat: str) -> None:
+    for process in system.services.processes:
+        process._environment["ROWMILL_HEARTBEAT_SECONDS"] = heartbeat
+        process.signal(signal.SIGTERM)
+        await asyncio.to_thread(process.wait, STOP_TIMEOUT)
+        process.start()
+    await system.consuming()
+
+
+@pytest.mark.timeout(600)
+async def test_a_run_goes_on_when_the_broker_took_a_frozen_process_for_dead(system: Harmed, client: Client) -> None:
+    """Its connections are ended and its messages handed to a second instance; when it goes on it knows of neither."""
+
+    async def given_up(service: str) -> None:
+        before = logged(system, "missed heartbeats from client")
+        system.freeze(service)
+        try:
+            async with asyncio.timeout(BOUND):
+                while logged(system, "missed heartbeats from client") == before:
+                    await asyncio.sleep(0.05)
+        finally:
+            system.resume(service)
+
+    others = ServiceSet(system.environment, system.project / "other-logs")
+    others.start(keep_alive=False)
+    try:
+        await start_anew(system, HEARTBEAT)
+        for service in SERVICES:
+            await survives(system, client, f"given-up-{service}", lambda: given_up(service))  # noqa: B023 - waited for right here
+        fell = [f"{process.name} {process.exit_status}:\n{process.last_words(40)}" for process in others.processes if process.pid is None]
+        assert not fell, "\n\n".join(fell)
+    finally:
+        await asyncio.to_thread(others.stop)
+        await start_anew(system, "8")
 
 
 def sizes(system: Harmed) -> dict[str, int]:
