@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from rowmill.cli.main import app
 from rowmill.runtime.bus import Bus
@@ -102,8 +102,11 @@ class Desk:
         ready: int = self.run(lambda bus: bus.depths([queue]))[queue][0]
         return ready
 
+    def types(self, *arguments: str, typed: str | None = None) -> Result:
+        return CliRunner().invoke(app, ["dlq", *arguments], input=typed)
+
     def rowmill(self, *arguments: str, typed: str | None = None, status: int = 0) -> str:
-        result = CliRunner().invoke(app, ["dlq", *arguments], input=typed)
+        result = self.types(*arguments, typed=typed)
         assert result.exit_code == status, result.output
         return result.stdout if status == 0 else result.output
 

@@ -9,8 +9,12 @@ import msgspec
 import pytest
 from tests.integration.dead_letters.conftest import Desk, Died
 
-from rowmill.cli import consent
+from rowmill.cli import consent, dlq_text
+from rowmill.client.dead_letter_queues import letter_box
+from rowmill.client.dead_letters import Filter
 from rowmill.errors import MalformedMessage
+from rowmill.runtime.bus import Bus
+from rowmill.runtime.clock import SystemClock
 from rowmill.runtime.deliveries import REPLAYED, Rejected
 from rowmill_contracts.envelope import Message, encode
 from rowmill_contracts.rows import LookupRows, RowsSettled, RowTask, RowTasks
@@ -79,6 +83,24 @@ def test_letters_are_listed_by_queue_run_play_tool_error_and_age_and_stay_where_
     assert "'nope'" in desk.rowmill("list", "--queue", "nope", status=2)
 
 
+def test_every_command_means_the_letters_that_its_options_name(desk: Desk, tmp_path: Path) -> None:
+    desk.bury(*SIX)
+    meant = {
+        ("--queue", SHEETS_SETTLE): ["c1"],
+        ("--run", "run-2"): ["a2"],
+        ("--play", "other"): ["a3"],
+        ("--tool", "crm.score"): ["b2"],
+        ("--error", "rejected"): ["a3"],
+        ("--older-than", "1h"): ["a1"],
+    }
+    for number, (options, letters) in enumerate(meant.items()):
+        desk.rowmill("export", f"{number}.jsonl", *options)
+        assert ids([json.loads(line) for line in (tmp_path / f"{number}.jsonl").read_text().splitlines()]) == letters
+        replay = desk.json("replay", *options, "--dry-run")
+        assert replay["replayed"] + sum(replay["refused"].values()) == len(letters)
+        assert desk.json("purge", *options, "--dry-run")["found"] == len(letters)
+
+
 def test_letters_that_died_alike_are_one_group(desk: Desk) -> None:
     desk.bury(*SIX)
     groups = desk.json("list", "--group")
@@ -136,6 +158,40 @@ def test_a_replay_publishes_the_untouched_body_under_its_id_and_takes_the_letter
     assert desk.ids(dead(EXECUTOR_ROWS)) == ["a2"]
     assert "1 of 1 dead letters replayed" in desk.rowmill("replay", "--queue", ADMISSION_RUNS)
     assert desk.ids(ADMISSION_RUNS) == ["d1"]
+
+
+class Timed(SystemClock):
+    """Does not wait, and knows how long it would have."""
+
+    def __init__(self) -> None:
+        self.slept = 0.0
+
+    def monotonic(self) -> float:
+        return self.slept
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+
+
+def test_a_replay_is_no_faster_than_it_is_told_to_be(desk: Desk, broker_url: str) -> None:
+    desk.bury(*(Died(page(f"run-{number}"), f"a{number}") for number in range(4)))
+    clock = Timed()
+
+    async def replay(_bus: Bus) -> int:
+        async with letter_box(broker_url, clock=clock) as box:
+            return (await box.replay(Filter(), per_second=2.0)).replayed
+
+    assert desk.run(replay) == 4
+    assert clock.slept == 1.5
+
+
+def test_a_replay_says_how_far_it_is_beside_what_it_prints(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dlq_text, "SECONDS_BETWEEN_LINES", 0.0)
+    desk.bury(*SIX)
+    done = desk.types("replay", "--run", "run-1", "--json")
+    assert json.loads(done.stdout)["replayed"] == 3
+    told = [line for line in done.stderr.splitlines() if line.startswith("rowmill: looked at")]
+    assert (len(told), told[-1]) == (6, "rowmill: looked at 6 of 6 dead letters, replayed 3")
 
 
 @pytest.mark.parametrize(

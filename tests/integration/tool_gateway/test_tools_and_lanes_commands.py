@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from provider import ProviderProcess
 from tests.integration.tool_gateway.conftest import Neighbours
 from typer.testing import CliRunner, Result
 
+from rowmill import registry
 from rowmill.cli.main import app as command
 from rowmill.client import calls
 from rowmill_contracts.digests import shard_of
@@ -122,3 +124,28 @@ async def test_lanes_say_what_is_closed_and_what_waits(operator: Operator, gatew
     assert "0/20 requests open" in told
     provider.control(hold=False)
     await neighbours.outcome(held)
+
+
+async def test_lanes_say_what_their_rate_allows_and_since_when_calls_wait(
+    operator: Operator, gateway: App, neighbours: Neighbours, provider: ProviderProcess
+) -> None:
+    registry.tool_named("apollo.match").provider.configure(rate="100/s", concurrency=2)
+    provider.control(hold=True)
+    now = neighbours.clock.now()
+    items = [neighbours.item("apollo.match", f"{number}.example", asked=now - 5 * number) for number in range(5)]
+    await neighbours.send(items)
+    async with asyncio.timeout(10):
+        while provider.stats()["in_flight"] < 2:
+            await asyncio.sleep(0.01)
+    [answer] = await operator.reads("lanes", "--wait", "0.5", "--provider", "apollo")
+    [lane] = answer["lanes"]
+    assert (lane["in_flight"], lane["concurrency"], lane["waiting"], lane["rate"]) == (2, 2, 3, "100/s")
+    assert 0 < lane["permits"] <= 100
+    assert lane["oldest_asked"] == pytest.approx(now - 10, abs=0.001), "those that were asked for 20 and 15 s ago are open"
+    told = (await operator.types("lanes", "--wait", "0.5", "--provider", "apollo")).stdout
+    since = datetime.fromtimestamp(now - 10, UTC).isoformat(timespec="seconds")
+    assert "2/2 requests open, rate 100/s, " in told
+    assert f"3 waiting since {since}" in told
+    provider.control(hold=False)
+    for item in items:
+        await neighbours.outcome(item)
