@@ -168,3 +168,4 @@ async def test_rows_wait_for_free_and_come_back_in_order_without_a_burst(
     assert order.early < size.window / 2, "of each run the oldest come first"
     assert order.apart < size.window / 2, "runs come in turn"
     assert books.typical_waits <= 8 + lasted / size.longest, f"most rows were replayed {books.typical_waits} times in {lasted:.0f} s"
+    assert books.most_waits <= 8 + 2 * lasted / size.hand, f"one that found out was replayed {books.most_waits} times in {lasted:.0f} s"

@@ -180,14 +180,37 @@ LONG_WINDOW = Rate(120, 5.0)
 """Longer than a scaled lease, and with a burst: a successor that did not know what was sent before it would send too much at once."""
 
 
-@pytest.mark.parametrize("project", [Declared(LONG_WINDOW, burst=100)], indirect=True)
+@dataclass(frozen=True)
+class Course:
+    """So many ``calls``; the holder of the lane is killed after ``killed`` requests and its successor frozen after ``frozen``, until the third
+    gateway has sent ``beside`` instead of it.
+    """
+
+    rate: Rate
+    calls: int
+    killed: int
+    frozen: int
+    beside: int
+
+
+FAST = Rate(200, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("project", "course"),
+    [
+        pytest.param(Declared(LONG_WINDOW, burst=100), Course(LONG_WINDOW, calls=300, killed=60, frozen=140, beside=60), id="burst"),
+        pytest.param(Declared(FAST), Course(FAST, calls=2_400, killed=300, frozen=700, beside=700), id="200-a-second", marks=pytest.mark.long),
+    ],
+    indirect=["project"],
+)
 async def test_a_rate_is_never_exceeded_while_gateways_are_killed_and_frozen(
-    broker_url: str, project: Path, clocked: Clocked, paced: Neighbours, monkeypatch: pytest.MonkeyPatch
+    broker_url: str, project: Path, clocked: Clocked, paced: Neighbours, monkeypatch: pytest.MonkeyPatch, course: Course
 ) -> None:
     monkeypatch.setenv("ROWMILL_HEARTBEAT_SECONDS", str(HEARTBEAT))
     settings = ToolGatewaySettings(broker_url=broker_url, project=project, time_scale=SCALE)
     executor = Executor(paced)
-    matches = calls(paced, "apollo.match", 300)
+    matches = calls(paced, "apollo.match", course.calls)
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(gateway_process(settings, SCALE))
         await executor.send(matches[:1])
@@ -196,17 +219,17 @@ async def test_a_rate_is_never_exceeded_while_gateways_are_killed_and_frozen(
         await executor.send(matches[1:])
         ending = asyncio.create_task(executor.all_ended())
         stack.callback(ending.cancel)
-        await clocked.seen(60)  # in the middle of a burst
+        await clocked.seen(course.killed)  # in the middle of a burst, where there is one
         first.kill()
         await first.wait()
-        await clocked.seen(140)  # the second has the lane, and the next window has begun
+        await clocked.seen(course.frozen)  # the second has the lane, and the next window has begun
         await stack.enter_async_context(gateway_process(settings, SCALE))
         os.kill(second.pid, signal.SIGSTOP)
-        await clocked.seen(await clocked.count() + 60)  # the third has the lane by then
+        await clocked.seen(await clocked.count() + course.beside)  # the third has the lane by then
         os.kill(second.pid, signal.SIGCONT)
         await ending
     arrivals = await clocked.arrivals()
-    assert exceeded(arrivals, LONG_WINDOW) == []
+    assert exceeded(arrivals, course.rate) == []
     assert Counter(executor.ended.values()) == {"completed": len(matches)}
     assert len(matches) <= len(arrivals) <= len(matches) + 2 * 20, "only what was under way when a gateway died or froze goes again"
 
@@ -224,9 +247,6 @@ async def test_a_tools_own_rate_is_a_window_inside_its_providers(broker_url: str
     arrivals = await clocked.arrivals()
     assert len(arrivals) == 2 * OWN.requests
     assert exceeded(arrivals, OWN) == []
-
-
-FAST = Rate(200, 1.0)
 
 
 @pytest.mark.long
