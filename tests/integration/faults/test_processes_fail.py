@@ -1,4 +1,4 @@
-"""Processes that stand still for a while, and that live through many restarts of the broker."""
+"""Processes that stand still for a while, that are told to stop, and that live through many restarts of the broker."""
 
 from __future__ import annotations
 
@@ -72,6 +72,20 @@ async def test_a_run_goes_on_when_the_broker_took_a_frozen_process_for_dead(syst
     finally:
         await asyncio.to_thread(others.stop)
         await start_anew(system, "8")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_a_run_goes_on_when_a_process_was_told_to_stop(system: Harmed, client: Client, service: str) -> None:
+    """It finishes or hands back what it has in hand, so that nothing is asked for twice."""
+
+    async def fault() -> None:
+        process = system.services[service]
+        process.signal(signal.SIGTERM)
+        await asyncio.to_thread(process.wait, STOP_TIMEOUT)
+        assert process.exit_status == 0, process.last_words(40)
+        process.start()
+
+    await survives(system, client, f"stopped-{service}", fault)
 
 
 def sizes(system: Harmed) -> dict[str, int]:
