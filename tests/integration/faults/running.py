@@ -27,6 +27,28 @@ def logged(system: Harmed, words: str) -> int:
     return sum(log.read_text(errors="replace").count(words) for log in (system.nodes.folder / "rabbitmq" / "log").glob("*.log"))
 
 
+ALARMS = {
+    "memory": ("set_vm_memory_high_watermark", "0.00001", "0.4"),
+    "disk": ("set_disk_free_limit", "1000000GB", "200MB"),
+}
+"""What is too little of each for the broker to take messages, and what is enough."""
+
+
+async def alarm(system: Harmed, of: str, seconds: float) -> None:
+    """The broker takes no messages for so long: it says so itself."""
+    order, too_little, enough = ALARMS[of]
+    said = f"{of} resource limit alarm set"
+    before = logged(system, said)
+    await asyncio.to_thread(system.nodes.broker.control, order, too_little)
+    try:
+        async with asyncio.timeout(BOUND):
+            while logged(system, said) == before:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(seconds)
+    finally:
+        await asyncio.to_thread(system.nodes.broker.control, order, enough)
+
+
 async def survives(
     system: Harmed, client: Client, word: str, fault: Callable[[], Awaitable[None]], *, rows: int = ROWS, within: float = BOUND
 ) -> None:

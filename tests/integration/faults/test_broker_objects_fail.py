@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.stage import BOUND
 from tests.integration.faults.conftest import Harmed
 from tests.integration.faults.proxy import FaultProxy
-from tests.integration.faults.running import logged, survives
+from tests.integration.faults.running import ALARMS, alarm, logged, survives
 
 from rowmill.client import Client
 from rowmill_contracts import topology
@@ -84,23 +84,6 @@ async def test_channels_that_the_broker_closes_lose_no_row_and_repeat_no_request
     await survives(system, client, "channels-closed", fault)
 
 
-async def test_a_memory_alarm_stops_the_run_and_its_end_lets_it_go_on(system: Harmed, client: Client) -> None:
-    async def fault() -> None:
-        await asyncio.to_thread(system.nodes.broker.control, "set_vm_memory_high_watermark", "0.00001")
-        try:
-            await asyncio.sleep(BLOCKED)
-        finally:
-            await asyncio.to_thread(system.nodes.broker.control, "set_vm_memory_high_watermark", "0.4")
-
-    await survives(system, client, "memory-alarm", fault)
-
-
-async def test_a_disk_alarm_stops_the_run_and_its_end_lets_it_go_on(system: Harmed, client: Client) -> None:
-    async def fault() -> None:
-        await asyncio.to_thread(system.nodes.broker.control, "set_disk_free_limit", "1000000GB")
-        try:
-            await asyncio.sleep(BLOCKED)
-        finally:
-            await asyncio.to_thread(system.nodes.broker.control, "set_disk_free_limit", "200MB")
-
-    await survives(system, client, "disk-alarm", fault)
+@pytest.mark.parametrize("of", ALARMS)
+async def test_an_alarm_stops_the_run_and_its_end_lets_it_go_on(system: Harmed, client: Client, of: str) -> None:
+    await survives(system, client, f"{of}-alarm", lambda: alarm(system, of, BLOCKED))

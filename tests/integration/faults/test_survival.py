@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.stage import BOUND, Books, leads
 from tests.integration.faults.conftest import Harmed
 from tests.integration.faults.proxy import FaultProxy
-from tests.integration.faults.running import survives
+from tests.integration.faults.running import alarm, survives
 from tests.integration.faults.watched import Watched
 
 from rowmill.client import Client
@@ -76,14 +76,7 @@ async def test_queues_are_deleted_under_publishers_and_consumers(system: Harmed,
 
 @pytest.mark.long
 async def test_the_broker_takes_no_messages_for_a_while(system: Harmed, client: Client) -> None:
-    async def fault() -> None:
-        await asyncio.to_thread(system.nodes.broker.control, "set_vm_memory_high_watermark", "0.00001")
-        try:
-            await asyncio.sleep(BLOCKED)
-        finally:
-            await asyncio.to_thread(system.nodes.broker.control, "set_vm_memory_high_watermark", "0.4")
-
-    await survives(system, client, "alarm", fault)
+    await survives(system, client, "alarm", lambda: alarm(system, "memory", BLOCKED))
 
 
 @pytest.mark.long
