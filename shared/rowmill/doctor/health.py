@@ -152,7 +152,7 @@ def judge(health: Health) -> None:
             health.wrong("queues", problem, "Start more of the service that consumes it; what is over the bound waits with its sender.")
         if idle and queue.suspects:
             problem = f"{queue.suspects} messages lie in {suspect(queue.queue)} although every run is over."
-            health.wrong("messages", problem, "If that lasts, look at the log of the service that takes them, one at a time: they may have crashed it.")
+            health.wrong("messages", problem, "If that lasts, look at the log of the service that takes them, one at a time: they may crash it.")
         if idle and queue.unacknowledged:
             problem = f"{queue.unacknowledged} messages of {queue.queue} are unacknowledged although every run is over."
             health.wrong("messages", problem, "If that lasts, restart the service that holds them; they are delivered again, and have one effect.")
