@@ -63,11 +63,13 @@ class Outage:
 
     async def all_wait(self) -> None:
         """Return at a moment when every admitted row waits in admission's table, and executors and gateways hold none, but for the one or two that
-        find out whether the provider serves.
+        find out whether the provider serves; these have waited, too.
         """
         everyone = self._size.runs * self._size.window
         async with asyncio.timeout(self._size.patience):
-            while not (await self.books.waiting() >= everyone - SCOUTS and await self._nobody_holds_any()):
+            while not (
+                await self.books.waiting() >= everyone - SCOUTS and len(await self.books.asked()) == everyone and await self._nobody_holds_any()
+            ):
                 await asyncio.sleep(0.05)
 
     async def _nobody_holds_any(self) -> bool:
