@@ -126,6 +126,13 @@ async def test_lanes_say_what_is_closed_and_what_waits(operator: Operator, gatew
     await neighbours.outcome(held)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that sends no call away, however slow the machine is."""
+    monkeypatch.setenv("ROWMILL_HAND", "300")
+
+
+@pytest.mark.usefixtures("patient")
 async def test_lanes_say_what_their_rate_allows_and_since_when_calls_wait(
     operator: Operator, gateway: App, neighbours: Neighbours, provider: ProviderProcess
 ) -> None:
