@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -32,6 +33,8 @@ log = structlog.get_logger()
 
 SHORTEST_SLEEP: Final = 0.005
 """Seconds between two looks at the waits at least."""
+LOOKS: Final = 10
+"""How often it is looked for what somebody began to publish and did not, while one may publish."""
 
 
 class Releasing:
@@ -50,6 +53,7 @@ class Releasing:
         self._publishing: dict[int, asyncio.Task[None]] = {}
         self._failed: set[tuple[int, int]] = set()
         """(dataset, page) of which publishing failed the last time, or took too long; of open datasets."""
+        self._stuck_looked_for = -math.inf
 
     def start(self) -> None:
         self._loop = asyncio.create_task(self._release_for_ever(), name="waits")
@@ -88,6 +92,7 @@ class Releasing:
 
     async def release(self) -> bool:
         """Begin to publish what is due and fits in the room, and to settle what has nothing to wait for. True where there may be more."""
+        await self._release_stuck()
         limit = self._settings.release_rows
         busy = self._publishing.keys()
         found = await wait_store.release_ended(self._database, limit, but_for=busy)
@@ -106,9 +111,14 @@ class Releasing:
         await self._desk.look()
         return len(found) >= limit
 
-    async def release_stuck(self) -> None:
-        """Publish rows whose publisher died, or gave up, between marking and publishing them."""
-        settings = self._settings
+    async def _release_stuck(self) -> None:
+        """Publish rows whose publisher died, or gave up, between marking and publishing them. Those of a dataset that is being published come when it
+        is not, which may be for a moment only: so before what is due, and much more often than publishing may take.
+        """
+        settings, now = self._settings, asyncio.get_running_loop().time()
+        if now < self._stuck_looked_for + settings.releasing_limit / LOOKS:
+            return
+        self._stuck_looked_for = now
         if self._failed:
             known = {dataset_seq for dataset_seq, _ in self._failed}
             over = known - await feeding.open_among(self._database, known)

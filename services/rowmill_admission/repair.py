@@ -82,7 +82,6 @@ class Repair:
             self._halt_late,
             self._advance_again,
             self._fail_abandoned_inputs,
-            self._releasing.release_stuck,
             self._ask_for_silent,
             self._forget,
         )
