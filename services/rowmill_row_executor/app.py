@@ -94,10 +94,11 @@ class App:
         self._runner.start()
         control = ControlHandler(self._runner, LoadedCode(self.name, bus.process_id, loaded_at, code.digest), bus)
         await bus.consume(f"control.{bus.process_id}", control, broadcast=(CONTROL, ""))
-        await bus.consume(EXECUTOR_KEYS, KeysHandler(captures, foreign, bus), prefetch=settings.keys_prefetch)
-        await bus.consume(EXECUTOR_ROWS, RowsHandler(bus, engine, captures, self._runner, foreign, self._watch.know), prefetch=settings.rows_prefetch)
+        await bus.consume(EXECUTOR_KEYS, KeysHandler(captures, foreign, bus), prefetch=settings.keys_prefetch, watched=True)
+        rows = RowsHandler(bus, engine, captures, self._runner, foreign, self._watch.know)
+        await bus.consume(EXECUTOR_ROWS, rows, prefetch=settings.rows_prefetch, watched=True)
         advance = AdvanceHandler(engine, driver, foreign, lease_patience=settings.lease_patience)
-        await bus.consume(EXECUTOR_ADVANCE, advance, prefetch=settings.bodies_prefetch)
+        await bus.consume(EXECUTOR_ADVANCE, advance, prefetch=settings.bodies_prefetch, watched=True)
 
     async def stop(self) -> None:
         """Let rows and bodies in hand finish, to the drain deadline; the rest is delivered to others."""

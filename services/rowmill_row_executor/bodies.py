@@ -18,7 +18,7 @@ from rowmill.encoding.values import encode_value
 from rowmill.errors import RowmillError
 from rowmill.plays import Play
 from rowmill.runtime.clock import Clock
-from rowmill.runtime.rest import Rest, waiting
+from rowmill.runtime.rest import Rest, working
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.runs import ReleaseRun, RunRecord
 from rowmill_row_executor.body_calls import BodyCalls, LeaseLost
@@ -170,15 +170,15 @@ class BodyDriver:
 
         """
         try:
-            ctx, body = begin(self._world, play, run, term=lease.term, code_digest=code_digest, rest=rest)
+            async with working(rest):
+                ctx, body = begin(self._world, play, run, term=lease.term, code_digest=code_digest, rest=rest)
         except RowmillError as error:
             await self._release(lease, error=problem_of(error))
             return
         calls = ctx.calls
         try:
             with self._leases.keeping(lease, calls.lease_lost):
-                async with waiting(rest):
-                    await until_it_stands(ctx, body, self._body_timeout)
+                await until_it_stands(ctx, body, self._body_timeout)
                 if calls.lost:
                     log.warning("run_lease_lost", run_id=run.run_id, term=lease.term)
                 elif calls.outage is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rowmill.errors import RowmillError
 from rowmill.runtime.clock import Clock
 from rowmill.runtime.deliveries import Rejected
+from rowmill.runtime.rest import Rest, working
 from rowmill_contracts.runs import RunRecord
 from rowmill_row_executor.capture import Captured, Programs, capture
 from rowmill_row_executor.code import PlayCode
@@ -44,22 +45,23 @@ class Captures:
         self._settings = settings
         self._programs = Programs(settings.programs_kept)
 
-    async def of(self, run_id: str, dataset: str) -> Captured:
-        """Raises what `capture` and `record_of` raise."""
-        return await self._programs.get(run_id, dataset, lambda: self._capture(run_id, dataset))
+    async def of(self, run_id: str, dataset: str, rest: Rest | None = None) -> Captured:
+        """Raises what `capture` and `record_of` raise. ``rest``: of a suspect, which is at work while the body runs for it."""
+        return await self._programs.get(run_id, dataset, lambda: self._capture(run_id, dataset, rest))
 
-    async def _capture(self, run_id: str, dataset: str) -> Captured:
+    async def _capture(self, run_id: str, dataset: str, rest: Rest | None) -> Captured:
         run = await self.record_of(run_id)
         play = self._engine.code.play(run.play)
-        return await capture(
-            self._engine,
-            play,
-            run,
-            dataset,
-            self._engine.code.digest(run.play),
-            timeout=self._settings.capture_timeout,
-            drop_patience=self._settings.body_drop_patience,
-        )
+        async with working(rest):
+            return await capture(
+                self._engine,
+                play,
+                run,
+                dataset,
+                self._engine.code.digest(run.play),
+                timeout=self._settings.capture_timeout,
+                drop_patience=self._settings.body_drop_patience,
+            )
 
     async def record_of(self, run_id: str) -> RunRecord:
         """Raises `RunStopped`, and `Rejected` for a run that nobody knows."""

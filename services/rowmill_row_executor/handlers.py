@@ -19,7 +19,7 @@ from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import new_id
 from rowmill.runtime.deliveries import REPLAYED, Delivery, Rejected
 from rowmill.runtime.loaded_code import LoadedCode
-from rowmill.runtime.rest import waiting
+from rowmill.runtime.rest import working
 from rowmill.runtime.suspicion import may_have_crashed
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.events import AskCode, Control
@@ -66,8 +66,7 @@ class AdvanceHandler:
             raise Rejected(f"{message.message_type} does not belong on {EXECUTOR_ADVANCE}")
         admission = self._engine.admission
         lease_id = new_id()
-        async with waiting(delivery.rest):
-            taken = await self._taken(delivery, message.run_id, lease_id)
+        taken = await self._taken(delivery, message.run_id, lease_id)
         if taken.outcome == "busy":
             await admission.advance_later(message.run_id, reason=message.reason)
             return
@@ -171,7 +170,7 @@ class RowsHandler:
                 await self._settle_all(of, message, "failed", code_changed(message.play))
             return
         try:
-            captured = await self._captures.of(message.run_id, message.dataset)
+            captured = await self._captures.of(message.run_id, message.dataset, delivery.rest)
         except RunStopped:
             self._runner.stop_run(message.run_id)
             await self._settle_all(of, message, "cancelled")
@@ -184,8 +183,7 @@ class RowsHandler:
         ticket = replay or PageTicket(len(message.rows), delivery.rest)
         self._runner.submit(lane, message.rows, ticket)
         try:
-            async with waiting(delivery.rest):
-                await ticket.wait()
+            await ticket.wait()
         finally:
             self._runner.leave(lane)
         if replay is not None:
@@ -239,8 +237,9 @@ class KeysHandler:
                 await self._bus.reply(delivery, PageKeys(error=problem_of(code_changed(run.play))))
             return
         try:
-            captured = await self._captures.of(message.run_id, message.dataset)
-            keys = apart(keys_of, captured.program.key_spec, message)
+            captured = await self._captures.of(message.run_id, message.dataset, delivery.rest)
+            async with working(delivery.rest):
+                keys = apart(keys_of, captured.program.key_spec, message)
         except RowFailure as failure:
             await self._bus.reply(delivery, PageKeys(error=problem_of(failure.error, row=failure.row, code="key_failed")))
         except (NonDeterministicPlay, CaptureFailed, InputInvalid, DefinitionError, RunStopped) as error:

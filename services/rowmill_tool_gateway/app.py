@@ -14,7 +14,6 @@ from rowmill.runtime.author_threads import AuthorThreads
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
 from rowmill.runtime.loaded_code import LoadedCode
-from rowmill.runtime.suspicion import CONDEMNED_AFTER
 from rowmill.tools import Tool
 from rowmill_contracts.digests import SHARDS
 from rowmill_contracts.shards import ShardsFreed
@@ -90,7 +89,7 @@ class App:
                 handlers.calls,
                 prefetch=self._settings.calls_prefetch,
                 may_take_suspects=partial(engine.shards.may_take, shard),
-                poison_after=CONDEMNED_AFTER,  # what a call does to its gateway is counted on its receipt, which sees more (docs/adr/0019)
+                watched=True,  # by its receipt: what a call does to its gateway is counted there, and not held against its message (docs/adr/0019)
             )
         await self._bus.listen(CONTROL, [""], handlers.control)
         await self._bus.start()

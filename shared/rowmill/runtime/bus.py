@@ -27,7 +27,6 @@ from rowmill.runtime.session import Session, Subscription
 from rowmill.runtime.sessions import Sessions
 from rowmill.runtime.settings import ServiceSettings
 from rowmill.runtime.suspects import Suspects
-from rowmill.runtime.suspicion import POISON_AFTER
 from rowmill.runtime.transport import CLOSE_SECONDS, TRANSPORT_ERRORS, redacted
 from rowmill_contracts.asks import RequestDied
 from rowmill_contracts.catalogue import decode
@@ -295,14 +294,14 @@ class Bus:
         broadcast: tuple[str, str] | None = None,
         undecodable: Undecodable = "bury",
         may_take_suspects: Callable[[], bool] = lambda: True,
-        poison_after: int = POISON_AFTER,
+        watched: bool = False,
     ) -> None:
         """Consume ``queue`` from now on and after every reconnect, handling up to ``prefetch`` messages at once.
 
         ``broadcast``: (exchange, key): `listen` there instead. ``undecodable``: messages that cannot be decoded are dead-lettered, or (for a
         queue of dead letters, which has no dead letters of its own) handed over as `Undecoded`. Suspects of the queue are handled, too (see
-        `rowmill.runtime.suspects`), one at a time, whenever ``may_take_suspects``; ``poison_after``: deaths of who had one in hand, alone with it,
-        after which it is poison.
+        `rowmill.runtime.suspects`), one at a time, whenever ``may_take_suspects``. ``watched``: the handler says when author code of a suspect is at
+        work (`Delivery.rest`), and only deaths at which it was are held against it; else all are.
         """
         if broadcast is not None:
             await self.listen(broadcast[0], [broadcast[1]], handler)
@@ -317,7 +316,7 @@ class Bus:
 
         await self._sessions.subscribe(Subscription(queue, on_message, prefetch))
         if queue in WORK_NAMES:
-            self._suspects.serve(queue, handler, undecodable, may_take_suspects, poison_after)
+            self._suspects.serve(queue, handler, undecodable, may_take_suspects, watched=watched)
 
     async def step_back(self, queue: str) -> None:
         """Go on consuming a queue that serves one consumer at a time, behind all others who do; what was delivered is still handled."""

@@ -44,7 +44,7 @@ class Delivery:
     """A decoded message with what its sender and the broker say about it.
 
     ``deliveries`` counts the broker's deliveries of this message, this one included (starts again after a hop through a delay queue). ``rest``: of a
-    suspect that is all there is to suspect, for handlers that run author code.
+    suspect, where author code is watched.
     """
 
     message: Message

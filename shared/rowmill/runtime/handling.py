@@ -16,11 +16,9 @@ from rowmill.runtime.deliveries import MADE_ID, REPLAYED, Delivery, Rejected, Un
 from rowmill.runtime.ends import ends_the_task
 from rowmill.runtime.gates import Gate
 from rowmill.runtime.limits import end_process
-from rowmill.runtime.rest import Rest, waiting
-from rowmill.runtime.rest_record import BrokerRestRecord
+from rowmill.runtime.rest import Rest
 from rowmill.runtime.suspicion import (
     CRASHES,
-    POISON_AFTER,
     SUSPECTED_AFTER,
     Bury,
     Halve,
@@ -31,6 +29,7 @@ from rowmill.runtime.suspicion import (
     untouched_headers,
 )
 from rowmill.runtime.transport import TRANSPORT_ERRORS, AsTransportErrors
+from rowmill.runtime.work_record import BrokerWorkRecord
 from rowmill.said import said_by
 from rowmill_contracts.catalogue import decode
 from rowmill_contracts.envelope import Message, UndecodableMessage, encode
@@ -130,18 +129,19 @@ class Handling:
         handler: Handler,
         incoming: AbstractIncomingMessage,
         undecodable: Undecodable,
-        poison_after: int = POISON_AFTER,
+        *,
+        watched: bool = False,
     ) -> None:
-        """Handle, halve or bury a message of the queue's suspects. ``poison_after``: deaths that may be its doing after which it is poison."""
+        """Handle, halve or bury a message of the queue's suspects. ``watched``: see `Bus.consume`."""
         crashes = self._crashes(suspect(queue), incoming)
         message = self._decoded(incoming)
-        record = None if halves(message) is not None else BrokerRestRecord(session, queue, id_of(incoming))
+        record = BrokerWorkRecord(session, queue, id_of(incoming)) if watched and halves(message) is None else None
         rest = None if record is None else Rest(record)
         try:
-            at_rest = min(crashes, await record.deaths()) if record is not None and crashes else 0
+            at_rest = max(0, crashes - await record.deaths()) if record is not None and crashes else 0
             log.warning("suspect_in_hand", queue=queue, message_type=incoming.type, message_id=incoming.message_id, crashes=crashes, at_rest=at_rest)
             earlier = earlier_crashes(incoming.headers or {})
-            verdict = judge(message, crashes=crashes, earlier=earlier, at_rest=at_rest, poison_after=poison_after)
+            verdict = judge(message, crashes=crashes, earlier=earlier, at_rest=at_rest)
             if isinstance(verdict, Halve):
                 await self._halve(queue, incoming, verdict, crashes=earlier + crashes)
             elif isinstance(verdict, Bury):
@@ -166,7 +166,7 @@ class Handling:
 
     async def hand_back(self, session: Session, queue: str, incoming: AbstractIncomingMessage) -> None:
         """Put a suspect back whose handling was broken off by us, so that it does not count as a crash: as one that nobody died of yet."""
-        record = BrokerRestRecord(session, queue, id_of(incoming))
+        record = BrokerWorkRecord(session, queue, id_of(incoming))
         await record.forget()
         await record.close()
         await self._to_suspects(queue, incoming, headers={})
@@ -214,8 +214,7 @@ class Handling:
             except UnavailableError as error:
                 outages += 1
                 log.warning("handler_waits", queue=queue, error=str(error), outages=outages)
-                async with waiting(rest):
-                    await self._clock.sleep(backoff(outages, first=0.2, limit=5.0))
+                await self._clock.sleep(backoff(outages, first=0.2, limit=5.0))
             except (Rejected, MalformedMessage) as error:
                 await self._bury(queue, incoming, error, attempts=failures + 1, first_failure=first_failure, subject=subject_headers(message))
                 return False

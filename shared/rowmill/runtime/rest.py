@@ -1,8 +1,8 @@
-"""When nothing of the author's runs in a suspect that is in hand, and that this is on record: a death then is none of its doing (docs/adr/0024).
+"""When author code of a suspect is at work, and that this is on record: only a death then may be its doing (docs/adr/0024).
 
-Author code of a suspect runs in coroutines that are watched (`Rest.watch`), in threads that are told of (`at_work`), and in its handler, but where
-that says that it waits (`waiting`). Once none of these runs, the rest is put on record; it is taken off the record before any of them goes on.
-Messages that are no suspects have no `Rest`, and are watched by nobody.
+A suspect in hand is at rest until author code of its runs: in coroutines that are watched (`Rest.watch`), in threads that are told of (`at_work`), or
+in its handler, where that says so (`working`). Before any of it begins or goes on, it is put on record that it is at work; once all of it waits, that
+is taken back. Messages that are no suspects have no `Rest`, and are watched by nobody.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-SETTLING: Final = 0.05
+SETTLING: Final = 0.005
 """Seconds without author code after which a suspect is at rest: what is answered sooner needs no record. Not scaled: it is not about waiting."""
 
 
-class RestRecord(Protocol):
-    """Keeps count of the deaths at rest. A mark that is set when the process dies stays, and is such a death."""
+class WorkRecord(Protocol):
+    """What the next process finds after a death. It stands as it was last stored."""
 
-    async def set(self) -> None:
-        """Put the rest on record, stored."""
+    async def works(self) -> None:
+        """Put it on record that author code is at work: a death from now on is one more of those that may be its doing."""
 
-    async def clear(self) -> None:
-        """Take the mark back, stored."""
+    async def rests(self) -> None:
+        """Take that back: after a death from now on, no death until then was its doing."""
 
 
 class Rest:
-    """One suspect in hand. It begins at work, and nothing is recorded before its handler waits."""
+    """One suspect in hand. ``recorded``: whether it is on record that it is at work."""
 
-    def __init__(self, record: RestRecord, *, settling: float = SETTLING) -> None:
+    def __init__(self, record: WorkRecord, *, settling: float = SETTLING) -> None:
         self.recorded = False
         self._record = record
         self._settling = settling
-        self._at_work = 1
+        self._at_work = 0
         self._timer: asyncio.TimerHandle | None = None
         self._noting: asyncio.Task[None] | None = None
         self._over = False
 
     def began(self) -> None:
-        """Something of the author's runs. Where it may have been at rest, `wake` is awaited right before."""
+        """Author code runs. Where it may have been at rest, `wake` is awaited right before."""
         self._at_work += 1
         self._stop_timer()
 
@@ -60,13 +60,12 @@ class Rest:
         self._start_timer()
 
     async def wake(self) -> None:
-        """Return once it is not on record that nothing of the author's runs. Never fails: a record that cannot be kept is given up."""
+        """Return once it is on record that author code is at work. Never fails: a record that cannot be kept is given up."""
         self._stop_timer()
-        while not self._over and (self.recorded or self._noting is not None):
+        while not self._over and (self._noting is not None or not self.recorded):
             if self._noting is None:
-                self._note(self._record.clear, recorded=False)
-            if self._noting is not None:
-                await asyncio.shield(self._noting)
+                self._noting = self._note(self._record.works, recorded=True)
+            await asyncio.shield(self._noting)
         self._start_timer()
 
     async def watch(self, work: Coroutine[Any, Any, T]) -> T:
@@ -76,7 +75,7 @@ class Rest:
         return given
 
     async def end(self) -> None:
-        """Record nothing more, whatever its author code does; a mark that is set stays."""
+        """Record nothing more, whatever its author code does."""
         self._over = True
         self._stop_timer()
         if self._noting is not None:
@@ -94,21 +93,21 @@ class Rest:
 
     def _settled(self) -> None:
         self._timer = None
-        if not self.recorded and self._noting is None:
-            self._note(self._record.set, recorded=True)
+        if self.recorded and self._noting is None:
+            self._noting = self._note(self._record.rests, recorded=False)
 
-    def _note(self, step: Callable[[], Awaitable[None]], *, recorded: bool) -> None:
+    def _note(self, step: Callable[[], Awaitable[None]], *, recorded: bool) -> asyncio.Task[None]:
         async def note() -> None:
             try:
                 await step()
                 self.recorded = recorded
-            except (*TRANSPORT_ERRORS, RowmillError) as error:  # deaths from here on count, as those of any suspect
-                log.info("rest_not_recorded", error=repr(error))
-                self._over, self.recorded = True, False
+            except (*TRANSPORT_ERRORS, RowmillError) as error:  # deaths from here on are judged by what was stored last
+                log.info("work_not_recorded", error=repr(error))
+                self._over = True
             finally:
                 self._noting = None
 
-        self._noting = asyncio.create_task(note(), name="rest of a suspect")
+        return asyncio.create_task(note(), name="record of a suspect")
 
 
 class _Watched:
@@ -128,7 +127,7 @@ class _Watched:
                 except GeneratorExit:
                     self._work.close()
                     raise
-                except BaseException as error:  # its task is cancelled meanwhile: it hears of that instead, and not before it is awake either
+                except BaseException as error:  # its task is cancelled meanwhile: it hears of that instead, and not before it is on record either
                     go_on = partial(self._work.throw, error)
             self._rest.began()
             try:
@@ -151,17 +150,17 @@ _current: ContextVar[Rest | None] = ContextVar("rest", default=None)
 
 
 @asynccontextmanager
-async def waiting(rest: Rest | None) -> AsyncIterator[None]:
-    """Inside the block the handler of a suspect runs no author code but what is watched."""
+async def working(rest: Rest | None) -> AsyncIterator[None]:
+    """Inside the block the handler of a suspect runs author code."""
     if rest is None:
         yield
         return
-    rest.paused()
+    await rest.wake()
+    rest.began()
     try:
         yield
     finally:
-        await rest.wake()
-        rest.began()
+        rest.paused()
 
 
 @contextmanager
@@ -190,4 +189,4 @@ def watched(work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
     return work if rest is None else rest.watch(work)
 
 
-__all__ = ["Rest", "RestRecord", "at_work", "goes_on", "waiting", "watched"]
+__all__ = ["Rest", "WorkRecord", "at_work", "goes_on", "watched", "working"]

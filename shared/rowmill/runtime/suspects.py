@@ -47,7 +47,7 @@ class _Served:
     handler: Handler
     undecodable: Undecodable
     may_take: Callable[[], bool]
-    poison_after: int
+    watched: bool
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class Suspects:
     def start(self) -> None:
         self._loop = asyncio.create_task(self._look_for_ever(), name="suspects")
 
-    def serve(self, queue: str, handler: Handler, undecodable: Undecodable, may_take: Callable[[], bool], poison_after: int) -> None:
+    def serve(self, queue: str, handler: Handler, undecodable: Undecodable, may_take: Callable[[], bool], *, watched: bool) -> None:
         """Handle the suspects of this queue, too."""
-        self._served[queue] = _Served(queue, handler, undecodable, may_take, poison_after)
+        self._served[queue] = _Served(queue, handler, undecodable, may_take, watched)
         self.look_now()
 
     def leave(self, queue: str) -> None:
@@ -162,7 +162,7 @@ class Suspects:
                 if incoming is None or self._stopping:
                     return
                 handling = asyncio.create_task(
-                    self._handling.handle_suspect(session, queue, served.handler, incoming, served.undecodable, served.poison_after)
+                    self._handling.handle_suspect(session, queue, served.handler, incoming, served.undecodable, watched=served.watched)
                 )
                 self._in_hand[queue] = _InHand(session, incoming, handling)
                 await asyncio.wait([handling], timeout=self._alone)

@@ -20,7 +20,7 @@ SUSPECTED_AFTER: Final = 2
 """Crashes after which a message is suspect: its third delivery is to the suspect queue."""
 
 POISON_AFTER: Final = 2
-"""Crashes as a suspect, alone, after which what cannot be halved is poison: it dies instead of its third delivery."""
+"""Crashes as a suspect, alone and at work, after which what cannot be halved is poison: it dies instead of its third delivery."""
 
 CONDEMNED_AFTER: Final = 20
 """Deaths of its consumers, alone with it, after which it is poison although it was at rest each time: author code may hide from who watches it."""
@@ -60,17 +60,16 @@ class Bury:
 Verdict = Handle | Halve | Bury
 
 
-def judge(message: Message, *, crashes: int, earlier: int, at_rest: int = 0, poison_after: int = POISON_AFTER) -> Verdict:
+def judge(message: Message, *, crashes: int, earlier: int, at_rest: int = 0) -> Verdict:
     """What becomes of a suspect. ``crashes``: of its consumers, alone with it; ``earlier``: before it came to be alone.
 
-    ``at_rest``: those of ``crashes`` at which it was on record that nothing of it ran. They are none of its doing, as far as anybody can tell.
-    ``poison_after``: how many of the others make it poison.
+    ``at_rest``: those of ``crashes`` that are none of its doing, as far as anybody can tell.
     """
     if crashes > 0:
         parts = halves(message)
         if parts is not None:
             return Halve(parts)
-    if crashes - at_rest >= poison_after:
+    if crashes - at_rest >= POISON_AFTER:
         return Bury(Poisonous(f"poison: crashed its consumer {crashes + earlier} times"))
     if crashes >= CONDEMNED_AFTER:
         return Bury(Poisonous(f"poison: its consumer died {crashes + earlier} times, {at_rest} times while it only seemed to wait"))

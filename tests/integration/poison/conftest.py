@@ -101,12 +101,16 @@ class Ward:
     async def kill_gateways(self, *, times: int, after: float, random: Random) -> None:
         """Kill the gateway so often, each time between ``after`` and ``after`` + 4 seconds from its beginning to consume."""
         for _ in range(times):
-            while await missing_services(self.broker_url):
-                await asyncio.sleep(0.1)
-            await asyncio.sleep(after + 4 * random.random())
-            self.services["tool-gateway"].signal(signal.SIGKILL)
+            await self.kill_once_it_serves("tool-gateway", after=after + 4 * random.random())
             self.killed += 1
-            await asyncio.sleep(0.5)  # until the broker has noticed
+
+    async def kill_once_it_serves(self, name: str, *, after: float) -> None:
+        """Kill that service so many seconds after it began to consume."""
+        while await missing_services(self.broker_url):
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(after)
+        self.services[name].signal(signal.SIGKILL)
+        await asyncio.sleep(0.5)  # until the broker has noticed
 
     # ---- runs -------------------------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import asyncio
 import re
 import signal
 from contextlib import suppress
+from random import Random
 
 import msgspec
 import pytest
@@ -17,14 +18,17 @@ from aiormq.exceptions import ChannelNotFoundEntity
 from tests.integration.poison.conftest import BOUND, SCALE, Ward
 
 from rowmill.client import Client
-from rowmill.runtime.rest_record import record_name
 from rowmill.runtime.suspicion import POISON_AFTER, SUSPECTED_AFTER
+from rowmill.runtime.work_record import record_name
 from rowmill_contracts.rows import ReadRow
 from rowmill_contracts.topology import EXECUTOR_ROWS
 
 ENDED = 4
 HAND, LEASE = 2.0, 4.5
 """Seconds."""
+
+KILLS = 16
+"""Fewer than condemn what is at rest each time, should one row meet them all."""
 
 
 @pytest.fixture(scope="module")
@@ -54,21 +58,26 @@ def check(rows: list[ReadRow], given: list[dict[str, str]], failed: dict[int, st
             assert msgspec.json.decode(row.data)["done"] == f"{name.upper()} {name.lower()} paid"
 
 
+def close_the_gate(ward: Ward) -> None:
+    """And forget what was noted before."""
+    for file in ("open", "begun", "paid"):
+        ward.project.joinpath(file).unlink(missing_ok=True)
+
+
 def lines(ward: Ward, file: str) -> int:
     """How often the tools' module has noted something there."""
     noted = ward.project / file
     return len(noted.read_text().splitlines()) if noted.exists() else 0
 
 
-async def deaths_at_rest(ward: Ward, client: Client) -> int:
-    """How many are on record of the suspect that was in hand last, its rest now included."""
+async def at_rest(ward: Ward, client: Client) -> bool:
+    """Whether it is on record that no author code works of the suspect that was in hand last, if one was."""
     in_hand = re.findall(r"suspect_in_hand .*message_id=(\S+)", ward.services["row-executor"].log_file.read_text())
-    if not in_hand:
-        return 0
-    name = record_name(EXECUTOR_ROWS, in_hand[-1])
-    with suppress(ChannelNotFoundEntity):
-        return (await client.bus.depths([name]))[name][0]
-    return 0
+    if in_hand:
+        name = record_name(EXECUTOR_ROWS, in_hand[-1])
+        with suppress(ChannelNotFoundEntity):
+            return (await client.bus.depths([name]))[name][0] == 0
+    return True
 
 
 async def test_tool_functions_that_never_return_fail_their_calls_and_starve_no_other(ward: Ward, client: Client) -> None:
@@ -91,10 +100,11 @@ async def test_a_payment_that_takes_its_gateway_with_it_is_sent_once(ward: Ward,
 
 async def test_a_row_that_waits_for_its_call_while_executor_after_executor_is_killed_completes(ward: Ward, client: Client) -> None:
     """It has done nothing but wait, and that is on record when the process dies that has it in hand."""
+    close_the_gate(ward)
     job = await client.start(ward.play("asking_at_the_gate"), items=[{"name": "Patient", "does": "well"}])
     async with asyncio.timeout(BOUND):
         for death in range(SUSPECTED_AFTER + POISON_AFTER + 1):
-            while lines(ward, "begun") <= death or await deaths_at_rest(ward, client) < death + 1 - SUSPECTED_AFTER:
+            while lines(ward, "begun") <= death or not await at_rest(ward, client):
                 await asyncio.sleep(0.02)
             ward.services["row-executor"].signal(signal.SIGKILL)
         ward.project.joinpath("open").touch()
@@ -103,4 +113,21 @@ async def test_a_row_that_waits_for_its_call_while_executor_after_executor_is_ki
     assert msgspec.json.decode(rows[0].data)["done"] == "Patient paid"
     assert lines(ward, "paid") == 1
     assert ward.deaths["row-executor"] == {-signal.SIGKILL: SUSPECTED_AFTER + POISON_AFTER + 1}
+    assert not await ward.letters()
+
+
+@pytest.mark.long
+async def test_rows_that_wait_for_their_calls_complete_whenever_their_executors_are_killed(ward: Ward, client: Client) -> None:
+    close_the_gate(ward)
+    given = [{"name": f"Patient-{number}", "does": "well"} for number in range(8)]
+    job = await client.start(ward.play("asking_at_the_gate"), items=given)
+    random = Random(24)
+    for _ in range(KILLS):
+        await ward.kill_once_it_serves("row-executor", after=random.random())
+    ward.project.joinpath("open").touch()
+    summary, rows = await ward.ended(client, job)
+    assert (summary.state, summary.counts.completed) == ("completed", len(given))
+    assert [msgspec.json.decode(row.data)["done"] for row in rows] == [f"{item['name']} paid" for item in given]
+    assert lines(ward, "paid") == len(given)
+    assert ward.deaths["row-executor"] == {-signal.SIGKILL: KILLS}
     assert not await ward.letters()

@@ -11,7 +11,7 @@ import msgspec
 
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery
-from rowmill.runtime.rest import waiting
+from rowmill.runtime.rest import working
 from rowmill.runtime.settings import ServiceSettings
 from rowmill.runtime.suspicion import CONDEMNED_AFTER, CRASHES
 from rowmill_contracts import topology
@@ -35,8 +35,8 @@ def page(name: str, rows: int) -> RowTasks:
 class Mortal:
     """Processes one after the other, as far as the broker can tell: each is a bus whose connection breaks when its handler meets something deadly.
 
-    ``deadly_at_rest``: what breaks it once it is on record that nothing of it runs. ``beside``: how many messages were in hand with each suspect,
-    itself included.
+    ``deadly_at_rest``: what breaks it while no author code is at work, as far as its handler says. ``beside``: how many messages were in hand with
+    each suspect, itself included.
     """
 
     def __init__(self, url: str, deadly: Callable[[Message], bool], deadly_at_rest: Callable[[Message], bool] = lambda _: False) -> None:
@@ -62,22 +62,24 @@ class Mortal:
                 if CRASHES in delivery.headers:
                     self.beside[self._in_hand] += 1
                 await asyncio.sleep(0.01)
+                async with working(delivery.rest):
+                    await asyncio.sleep(0.001)
+                while delivery.rest is not None and delivery.rest.recorded:
+                    await asyncio.sleep(0.001)
                 if self._deadly_at_rest(delivery.message):
-                    async with waiting(delivery.rest):
-                        while delivery.rest is not None and not delivery.rest.recorded:
-                            await asyncio.sleep(0.01)
-                        died.set()
-                        await asyncio.sleep(BOUND)
-                if self._deadly(delivery.message):
                     died.set()
                     await asyncio.sleep(BOUND)
+                if self._deadly(delivery.message):
+                    async with working(delivery.rest):
+                        died.set()
+                        await asyncio.sleep(BOUND)
                 self.handled.update(names_in(delivery.message))
             finally:
                 self._in_hand -= 1
 
         bus = Bus(settings(self._url), service="mortal")
         async with bus:
-            await bus.consume(QUEUE, handle)
+            await bus.consume(QUEUE, handle, watched=True)
             while not died.is_set() and not until():
                 await asyncio.sleep(0.01)
             if died.is_set():

@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from rowmill.runtime.deliveries import Delivery
-from rowmill.runtime.rest import Rest
 from rowmill.runtime.suspicion import CRASHES
 from rowmill_contracts.runs import AdvanceRun, RunTaken
 from rowmill_row_executor.handlers import AdvanceHandler
@@ -77,18 +76,3 @@ async def test_where_that_executor_lives_it_is_sent_round_after_all() -> None:
     await handler(leased)(delivery(deliveries=2))
     assert leased.sent_round == ["r"]
     assert leased.clock.time < 13.0
-
-
-async def test_while_it_is_kept_it_is_on_record_as_at_rest() -> None:
-    """Nothing of the body has begun: whatever ends this executor meanwhile is none of its doing."""
-    said: list[str] = []
-
-    class Record:
-        async def set(self) -> None:
-            said.append("rests")
-
-        async def clear(self) -> None:
-            said.append("wakes")
-
-    await handler(Leased(until=8.0))(delivery(headers={CRASHES: 2}, rest=Rest(Record(), settling=0.0)))
-    assert said == ["rests", "wakes"]

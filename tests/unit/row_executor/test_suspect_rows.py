@@ -1,11 +1,10 @@
-"""Rows and bodies that are suspects: while any of their author code runs it is not on record that they are at rest; while they wait it is."""
+"""Rows, bodies and key functions that are suspects: while any of their author code runs that is on record, and while they wait it is not."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,10 +12,15 @@ from tests.unit.row_executor.conftest import CODE, RUN, Bench
 from tests.unit.row_executor.leads import FindIn, Tools, dataset, found, settled
 
 from rowmill import Context, column, play, steps
-from rowmill.runtime.rest import Rest, waiting
+from rowmill.runtime.deliveries import Delivery
+from rowmill.runtime.rest import Rest
+from rowmill_contracts.row_keys import KeyPage
 from rowmill_contracts.rows import RowTask
 from rowmill_contracts.tools import CallItem, CallOutcome
 from rowmill_row_executor.bodies import Lease
+from rowmill_row_executor.engine import Captures
+from rowmill_row_executor.handlers import KeysHandler
+from rowmill_row_executor.settings import RowExecutorSettings
 from rowmill_row_executor.settling import PageTicket
 
 LONG = 0.02
@@ -24,20 +28,20 @@ LONG = 0.02
 
 
 class Record:
-    """Counts how often a rest began, and is asked by author code whether it is on record as at rest: `seen` must have no True."""
+    """Counts how often it came to rest. What author code has `seen`: whether it was on record then that it is at work."""
 
     def __init__(self) -> None:
-        self.rests = 0
+        self.rested = 0
         self.marked = False
         self.seen: list[bool] = []
 
-    async def set(self) -> None:
+    async def works(self) -> None:
         await asyncio.sleep(0)
-        self.rests += 1
         self.marked = True
 
-    async def clear(self) -> None:
+    async def rests(self) -> None:
         await asyncio.sleep(0)
+        self.rested += 1
         self.marked = False
 
     def look(self) -> bool:
@@ -52,22 +56,14 @@ class Record:
         return True
 
 
-async def until(said: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not said():
-            await asyncio.sleep(0)
-
-
 async def work(bench: Bench, record: Record, program: Any) -> None:
-    """Work one row as a suspect that was at rest before it began."""
-    rest = Rest(record, settling=0.0)
+    """Work one row as a suspect."""
     runner = bench.runner()
     runner.start()
+    ticket = PageTicket(1, Rest(record, settling=0.0))
+    runner.submit(bench.lane(program), [RowTask(key="k", index=0, page=0, data=msgspec.Raw(b'{"n":1}'))], ticket)
     try:
-        async with asyncio.timeout(20), waiting(rest):
-            await until(lambda: record.marked)
-            ticket = PageTicket(1, rest)
-            runner.submit(bench.lane(program), [RowTask(key="k", index=0, page=0, data=msgspec.Raw(b'{"n":1}'))], ticket)
+        async with asyncio.timeout(20):
             await ticket.wait()
     finally:
         await runner.stop()
@@ -130,12 +126,12 @@ def in_a_step(record: Record, tools: Tools) -> Any:
     return steps().step("one", resolver).returns(lambda row: record.look())
 
 
-RESTS = {by_hand: 1, that_waits: 4, that_calls: 4, in_a_thread: 1, in_a_step: 2}
-"""How often each is at rest at least: before it begins, and whenever it waits."""
+RESTS = {by_hand: 0, that_waits: 3, that_calls: 2, in_a_thread: 0, in_a_step: 1}
+"""How often each comes to rest at least before its end: whenever it waits."""
 
 
 @pytest.mark.parametrize("kind", RESTS)
-async def test_author_code_of_a_suspect_row_never_runs_while_it_is_on_record_as_at_rest(bench: Bench, kind: Any) -> None:
+async def test_author_code_of_a_suspect_row_never_runs_unless_it_is_on_record_that_it_does(bench: Bench, kind: Any) -> None:
     record = Record()
 
     async def later(item: CallItem) -> CallOutcome:
@@ -147,8 +143,8 @@ async def test_author_code_of_a_suspect_row_never_runs_while_it_is_on_record_as_
     await work(bench, record, program)
     assert [row.status for row in settled(bench)] == ["completed"]
     assert record.seen
-    assert not any(record.seen)
-    assert record.rests >= RESTS[kind]
+    assert all(record.seen)
+    assert record.rested >= RESTS[kind]
 
 
 async def test_a_body_of_a_suspect_is_watched_likewise(bench: Bench) -> None:
@@ -170,11 +166,35 @@ async def test_a_body_of_a_suspect_is_watched_likewise(bench: Bench) -> None:
     bench.start(suspected)
     taken = await bench.admission.take(RUN, lease_id="lease")
     assert taken.run is not None
-    async with waiting(rest):
-        await until(lambda: record.marked)
     await bench.driver.drive(suspected, taken.run, Lease(RUN, taken.term, "lease", 8), CODE, rest)
     ending = bench.admission.runs[RUN].ending
     assert ending is not None
     assert ending.outcome == "completed"
-    assert record.seen == [False, False]
-    assert record.rests >= 2
+    assert record.seen == [True, True]
+    assert record.rested
+
+
+async def test_a_page_of_keys_that_is_suspect_is_at_work_in_the_body_and_in_the_key_function(bench: Bench) -> None:
+    record = Record()
+    answers: list[Any] = []
+
+    class Replies:
+        async def reply(self, delivery: Delivery, message: Any) -> None:
+            answers.append(message)
+
+    @play("keyed")
+    async def keyed(ctx: Context) -> Any:
+        record.look()
+        return await ctx.dataset("leads", [{"n": 1}]).with_column("a", lambda row: 1).run(key=lambda row: f"{row['n']} {record.look()}")
+
+    bench.start(keyed)
+    handler = KeysHandler(Captures(bench.engine, RowExecutorSettings()), cast("Any", None), cast("Any", Replies()))
+    rest = Rest(record, settling=0.0)
+    page = KeyPage(run_id=RUN, dataset="leads", page=0, first_index=0, rows=[msgspec.Raw(b'{"n":1}')])
+    for rested in (1, 2):  # the second time without the body
+        await handler(Delivery(page, b"", "executor.keys.v1", rest=rest))
+        async with asyncio.timeout(20):
+            while record.rested < rested:
+                await asyncio.sleep(0)
+    assert [len(answer.keys) for answer in answers] == [1, 1]
+    assert record.seen == [True, True, True]

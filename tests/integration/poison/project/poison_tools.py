@@ -59,7 +59,7 @@ async def pay(asked: Asked, call: ToolCall) -> str:
     return "paid"
 
 
-@mill.tool("pay_at_the_gate", effect="non_idempotent", timeout=60)
+@mill.tool("pay_at_the_gate", effect="non_idempotent", timeout=600)
 async def pay_at_the_gate(asked: Asked, call: ToolCall) -> str:
     """Says in a file that it is there, and is not over before another says that the gate is open."""
     note(asked.name, "paid")

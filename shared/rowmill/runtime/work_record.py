@@ -1,6 +1,6 @@
-"""Where the deaths of a suspect at rest are on record: in a queue of its own at the broker, as many messages as there were such deaths.
+"""Where deaths of a suspect at work are on record: in a queue of its own at the broker, a message for each since the last death at rest.
 
-The broker has the suspect itself, so it is there whenever that is in hand. A suspect that never came to rest has no queue.
+The broker has the suspect itself, so it is there whenever that is in hand. A suspect whose author code never ran has no queue.
 """
 
 from __future__ import annotations
@@ -22,46 +22,54 @@ KEPT_MS: Final = 7 * 24 * 3600 * 1000
 
 def record_name(queue: str, message_id: str) -> str:
     """The queue of one suspect's record. ``queue``: whose suspect it is."""
-    return f"rests.{queue}.{hashlib.sha256(message_id.encode()).hexdigest()[:32]}"
+    return f"works.{queue}.{hashlib.sha256(message_id.encode()).hexdigest()[:32]}"
 
 
-class BrokerRestRecord:
-    """The record of one suspect. Its methods raise what the transport raises."""
+class BrokerWorkRecord:
+    """The record of one suspect that is in hand. While it is at work there is one message more than there were such deaths, and none while it is at
+    rest: either way what a death leaves behind is right. Methods raise what the transport raises, unless they say otherwise.
+    """
 
     def __init__(self, session: Session, queue: str, message_id: str) -> None:
-        self.name = record_name(queue, message_id)
+        self._name = record_name(queue, message_id)
         self._session = session
+        self._deaths = 0
+        self._marks = 0
         self._channel: AbstractChannel | None = None
         self._queue: AbstractQueue | None = None
 
     async def deaths(self) -> int:
-        """How many there were."""
+        """How many there were. To be asked before anything is recorded, of a suspect that somebody died of."""
         with AsTransportErrors():
             async with asyncio.timeout(ANSWER_SECONDS):
-                return (await self._declared()).declaration_result.message_count or 0
+                self._deaths = self._marks = (await self._declared()).declaration_result.message_count or 0
+        return self._deaths
 
-    async def set(self) -> None:
+    async def works(self) -> None:
         with AsTransportErrors():
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._declared()
-                mark = aio_pika.Message(b"", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
-                await (await self._opened()).default_exchange.publish(mark, self.name)
+                exchange = (await self._opened()).default_exchange
+                while self._marks <= self._deaths:
+                    await exchange.publish(aio_pika.Message(b"", delivery_mode=aio_pika.DeliveryMode.PERSISTENT), self._name)
+                    self._marks += 1
 
-    async def clear(self) -> None:
+    async def rests(self) -> None:
         with AsTransportErrors():
             async with asyncio.timeout(ANSWER_SECONDS):
-                await (await self._declared()).get(no_ack=True, fail=False, timeout=None)
+                await (await self._declared()).purge()
+        self._marks = 0
 
     async def forget(self) -> None:
-        """Delete what there may be: the suspect has ended, or goes back as one that nobody died of. Nothing where its session is over."""
+        """Delete what there may be: the suspect has ended, or goes back as one that nobody died of. Does what it can, and raises nothing."""
         if not self._session.ended.is_set():
             with suppress(*TRANSPORT_ERRORS), AsTransportErrors():
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    await (await self._opened()).queue_delete(self.name)
+                    await (await self._opened()).queue_delete(self._name)
         self._queue = None
 
     async def close(self) -> None:
-        """Let go of the channel, which else goes with its connection."""
+        """Let go of the channel, which else goes with its connection. Raises nothing."""
         channel, self._channel, self._queue = self._channel, None, None
         if channel is not None and not self._session.ended.is_set():
             with suppress(*TRANSPORT_ERRORS), AsTransportErrors():
@@ -76,8 +84,8 @@ class BrokerRestRecord:
     async def _declared(self) -> AbstractQueue:
         if self._queue is None:
             arguments: dict[str, Any] = {"x-expires": KEPT_MS}
-            self._queue = await (await self._opened()).declare_queue(self.name, durable=True, arguments=arguments)
+            self._queue = await (await self._opened()).declare_queue(self._name, durable=True, arguments=arguments)
         return self._queue
 
 
-__all__ = ["BrokerRestRecord", "record_name"]
+__all__ = ["BrokerWorkRecord", "record_name"]
