@@ -114,11 +114,13 @@ TABLE: list[tuple[str, Any, tuple[str, str, str], bool, str, str]] = [
     ("50 MiB", pours, FAILS_ALL, PAID, "too_large", "too_large"),
     ("50 MiB announced", says(200, b"", b"Content-Length: %d" % (50 * 2**20)), FAILS_ALL, PAID, "too_large", "too_large"),
     ("redirect", says(302, b"", b"Location: /elsewhere"), FAILS_ALL, PAID, "redirect", "http_302"),
+    ("redirect that keeps the body", says(307, b"", b"Location: /elsewhere"), FAILS_ALL, PAID, "redirect", "http_307"),
     ("400", says(400, b'{"error": "no domain"}'), FAILS_ALL, PAID, "rejected", "http_400"),
     ("400 that says quota", says(400, b'{"error": {"code": "insufficient_quota"}}'), RUN_WAITS_ALL, FREE, "payment", "payment"),
     ("401, then a new credential", says(401), REPEATS_ALL, FREE, "auth", "http_401"),
     ("401 again", says(401), FAILS_ALL, FREE, "auth", "http_401"),
     ("402", says(402), RUN_WAITS_ALL, FREE, "payment", "payment"),
+    ("403, then a new credential", says(403), REPEATS_ALL, FREE, "auth", "http_403"),
     ("403", says(403), FAILS_ALL, FREE, "auth", "http_403"),
     ("404", says(404), FAILS_ALL, PAID, "rejected", "http_404"),
     ("408", says(408), REPEATS_OR_UNKNOWN, PAID, "no_answer", "http_408"),
@@ -263,7 +265,7 @@ async def _follows(rig: Rig, line: Any, effect: str) -> None:
         server.unread = provider is RESETS
     if server.unread:
         opening.append(asyncio.create_task(_once_it_failed(rig, lambda: _read_from_now_on(server))))
-    if what == "401, then a new credential":
+    if what.endswith("then a new credential"):
         refuse = server.talk
 
         async def renew(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
