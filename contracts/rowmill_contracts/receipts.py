@@ -44,8 +44,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 @message()
 class ClaimReceipts(Message, frozen=True, kw_only=True):
     """Claim keys for ``holder``. ``shard`` and ``term``: the right to spend; an older term is refused. ``confirm``: claim and confirm in one
-    request (for calls dispatched at once). ``only_cached``: answer what is stored, claim nothing. ``presence``: what the leases end with besides.
-    ``counts_deaths``: a lease that a dead holder left running counts against its call, and ``holder`` knows how to send a suspect alone.
+    request (for calls dispatched at once), but for what a budget of its run pays for. ``only_cached``: answer what is stored, claim nothing.
+    ``presence``: what the leases end with besides. ``counts_deaths``: a lease that a dead holder left running counts against its call, and
+    ``holder`` knows how to send a suspect alone.
     """
 
     holder: str
@@ -62,11 +63,12 @@ ClaimState = Literal["granted", "completed", "failed", "held", "unknown", "halte
 
 
 class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``granted``: the lease is the caller's (``dispatch`` > 0 where confirmed). ``completed``: ``output`` serves. ``failed``: failed in this run.
-    ``held``: another live lease, of ``run_id``; ask again after ``wait_ms``. ``unknown``: blocked until an operator decides. ``refused``: the shard's
-    term is over, or the presence. ``absent``: nothing stored (``only_cached``). ``reason``: why the run is halted, or which budget does not pay for
-    which receipt. ``run_id`` and ``caller``: who paid for the output; ``took_over``: an earlier dispatch may have had its effect (its lease expired
-    while running).
+    """``granted``: the lease is the caller's (``dispatch`` > 0 where confirmed; else it is to be before anything is sent, also where the claim was to
+    confirm: a budget pays for it, and what may have been sent spends that). ``completed``: ``output`` serves. ``failed``: failed in this run.
+    ``held``: another live lease, of ``run_id``, or claims of the run itself that are not sent have what is left of its budget; ask again after
+    ``wait_ms``. ``unknown``: blocked until an operator decides. ``refused``: the shard's term is over, or the presence. ``absent``: nothing stored
+    (``only_cached``). ``reason``: why the run is halted, or which budget does not pay for which receipt. ``run_id`` and ``caller``: who paid for the
+    output; ``took_over``: an earlier dispatch may have had its effect (its lease expired while running).
     ``alone``: granted, and not confirmed even where that was asked for: gateways died with this call in hand, so it is to be sent alone, after a
     `Confirm` that says so.
     """
@@ -93,16 +95,19 @@ class ReceiptsClaimed(Message, frozen=True, kw_only=True):
 
 
 class LeaseRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``batch_id``: to be confirmed, the request that is to carry it; empty: the one that the message names."""
+
     key: str
     lease_id: str
     run_id: str = ""
     dispatch: int = 0
+    batch_id: str = ""
 
 
 @message()
 class Confirm(Message, frozen=True, kw_only=True):
-    """Right before dispatch: ``queued`` leases become ``running``; ``batch_id`` names the request that carries them. ``alone``: nothing else goes
-    beside it in this process, so that the process's death is its own; confirmed again without, others go beside it from now on.
+    """Right before dispatch: ``queued`` leases become ``running``; ``batch_id`` names the request that carries those which name none. ``alone``:
+    nothing else goes beside it in this process, so that the process's death is its own; confirmed again without, others go beside it from now on.
     """
 
     leases: Annotated[list[LeaseRef], msgspec.Meta(max_length=MAX_ITEMS)]

@@ -3,6 +3,9 @@
 A charge belongs to (run, receipt, dispatch). A claim reserves for the dispatch to come, a completion settles, a release or an expired
 unsent claim refunds, and what was sent without a known outcome stays charged. A dispatch is charged money, and one call, or one retry where an
 earlier dispatch of the same call stands charged to the same run.
+
+A budget is spent by what was confirmed, for that may have been sent. While claims that nobody has sent have what is left of it, another one waits:
+they may come back.
 """
 
 from __future__ import annotations
@@ -67,7 +70,9 @@ def net_spend(run_id: str, spend: Spend, former: Former | None) -> Spend:
 
 
 class Account(msgspec.Struct, frozen=True):
-    """A run's budgets as they are stored: each kind's limit and what is left of it (None: not limited). ``late``: the wall time is over."""
+    """A run's budgets as they are stored: each kind's limit and what is left of it (None: not limited). ``late``: the wall time is over.
+    ``unsent``: what claims have reserved that are not confirmed.
+    """
 
     money: Decimal | None = None
     money_left: Decimal | None = None
@@ -77,6 +82,7 @@ class Account(msgspec.Struct, frozen=True):
     retries_left: int | None = None
     wall_time: float | None = None
     late: bool = False
+    unsent: Spend = Spend()
 
 
 UNLIMITED = Account()
@@ -113,6 +119,19 @@ class Allowances:
             return "retries"
         self._taken[run_id] = total
         return None
+
+
+def may_fit(kind: Kind, account: Account, spend: Spend) -> bool:
+    """Whether the budget of ``kind`` would pay for a claim that it does not fit now, if what is claimed and not sent came back."""
+    match kind:
+        case "money":
+            return account.money_left is not None and spend.money <= account.money_left + account.unsent.money
+        case "calls":
+            return account.calls_left is not None and spend.calls <= account.calls_left + account.unsent.calls
+        case "retries":
+            return account.retries_left is not None and spend.retries <= account.retries_left + account.unsent.retries
+        case "wall_time":
+            return False
 
 
 def spent_reason(kind: Kind, account: Account, spend: Spend, receipt: str) -> str:

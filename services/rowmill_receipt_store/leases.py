@@ -115,7 +115,9 @@ class Grant(msgspec.Struct, frozen=True):
 
     @property
     def confirms(self) -> bool:
-        """Whether the lease runs from now on. A suspect's does from a confirmation, right before it is sent, that says whether it goes alone."""
+        """Whether the lease runs from now on, unless a budget pays for it. A suspect's does from a confirmation, right before it is sent, that says
+        whether it goes alone.
+        """
         return self.wanted.request.confirm and not self.suspect
 
 
@@ -233,7 +235,7 @@ def lapsed_presence(wanted: Wanted, found: Found) -> str | None:
 
 
 def granted(grant: Grant, dispatch: int) -> ClaimAnswer:
-    """The answer to a claim whose lease was stored; ``dispatch``: the receipt's newest, this claim's own if it was confirmed."""
+    """The answer to a claim whose lease was stored; ``dispatch``: its own, 0 if it is not confirmed."""
     return ClaimAnswer(
         state="granted",
         lease_id=grant.wanted.claim.lease_id,
@@ -241,6 +243,11 @@ def granted(grant: Grant, dispatch: int) -> ClaimAnswer:
         took_over=grant.took_over,
         alone=grant.suspect,
     )
+
+
+def waiting(wanted: Wanted, held_poll: float) -> ClaimAnswer:
+    """The answer to a claim that waits for what other claims of its run become, which have its budget and are not sent."""
+    return ClaimAnswer(state="held", wait_ms=_wait_ms(held_poll, held_poll), run_id=wanted.claim.run_id)
 
 
 def why_unconfirmed(lease_id: str, term: int | None, found: Found) -> Literal["halted", "refused", "lost"] | None:

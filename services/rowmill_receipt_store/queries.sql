@@ -5,6 +5,8 @@
 --   Arrays are index-aligned, sorted by key, and hold a key once (FACTS.md: else deadlocks and cardinality violations).
 --   Locks are taken in one order: rows of `runs` by id, then rows of `receipts` by key. The count over `accounts` makes Postgres lock the
 --   first before it touches the second.
+--   What a budget pays for is claimed first and confirmed right before it is sent. In between its charge is `unsent`, and stands among the run's
+--   unsent ones: each statement that makes, confirms or removes such a charge moves both in its own commit.
 --   What changes charges adds the same to the run's row of `tallies` that is the session's own (`tallied`), so that nobody waits for one. A dispatch is
 --   tallied as a call, whatever it costs, by its claim (`counted`), and is none any more where it was not sent, or was refused without a charge.
 --   Whoever claims or confirms names `runs` in a locking clause, which holds ROW SHARE on the table: halt_run waits for those under way.
@@ -14,12 +16,13 @@
 -- term and the presence hold, its wall time is not over, and what the run would have charged with it (`through_…`: this page up to this claim) is within its
 -- budgets. What is not returned was not claimed. The lease that stood before is dealt with in the same commit: `refund` a reservation of another
 -- run, `replace` one of the same run and dispatch, `unknown` for a dispatch whose outcome nobody knows. Calls and retries are charged to runs
--- that count them.
+-- that count them. What is to be confirmed at once is not, where a budget pays for it. Answers the dispatch of what is confirmed, else 0.
 -- $2, $3: life of queued and of running leases. $4: every run whose charges change, sorted.
 WITH accounts AS MATERIALIZED (
     SELECT
         run_id, state, counts, budget - charged AS money_left, calls_limit - calls AS calls_left, retries_limit - retries AS retries_left,
-        coalesce(deadline <= now() + $1::interval, false) AS late
+        coalesce(deadline <= now() + $1::interval, false) AS late,
+        budget IS NOT NULL AS pays, calls_limit IS NOT NULL OR retries_limit IS NOT NULL AS pays_by_number
     FROM runs WHERE run_id = ANY ($4::text[]) ORDER BY run_id FOR NO KEY UPDATE
 ), made AS (
     INSERT INTO receipts AS r (
@@ -27,9 +30,9 @@ WITH accounts AS MATERIALIZED (
         presence, run_term, deaths, alone, counted
     )
     SELECT
-        a.key, a.revision + 1, CASE WHEN a.confirm THEN 'running' ELSE 'queued' END, a.dispatch + a.confirm::integer,
+        a.key, a.revision + 1, CASE WHEN c.confirm THEN 'running' ELSE 'queued' END, a.dispatch + c.confirm::integer,
         a.lease_id, a.holder, a.run_id, a.caller, a.org, a.tool, a.effect, a.shard, a.term, a.cost::numeric, a.took_over,
-        now() + $1::interval + CASE WHEN a.confirm THEN $3::interval ELSE $2::interval END,
+        now() + $1::interval + CASE WHEN c.confirm THEN $3::interval ELSE $2::interval END,
         a.presence, a.run_term, a.deaths, false, a.calls + a.retries > 0
     FROM unnest(
         $5::bytea[], $6::bigint[], $7::integer[], $8::boolean[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[],
@@ -42,6 +45,9 @@ WITH accounts AS MATERIALIZED (
     LEFT JOIN accounts n ON n.run_id = a.run_id
     LEFT JOIN shards s ON s.shard = a.shard
     LEFT JOIN presences p ON p.presence = ANY (ARRAY[a.presence])
+    CROSS JOIN LATERAL (
+        SELECT a.confirm AND NOT coalesce(n.pays AND a.cost::numeric > 0 OR n.pays_by_number AND a.calls + a.retries > 0, false) AS confirm
+    ) AS c
     WHERE (
         n.run_id IS NULL
         OR n.state = 'running' AND NOT n.late
@@ -57,10 +63,12 @@ WITH accounts AS MATERIALIZED (
         took_over = excluded.took_over, expires_at = excluded.expires_at, presence = excluded.presence, run_term = excluded.run_term,
         deaths = excluded.deaths, alone = false, counted = excluded.counted
     WHERE r.revision = excluded.revision - 1
-    RETURNING r.key, r.run_id, r.lease_id, r.dispatch, r.reserved, r.dispatch + (r.state = 'queued')::integer AS charged_dispatch, r.counted
+    RETURNING
+        r.key, r.run_id, r.lease_id, r.dispatch, r.state = 'queued' AS unsent, r.reserved, r.dispatch + (r.state = 'queued')::integer AS charged_dispatch,
+        r.counted
 ), reserved AS MATERIALIZED (
     SELECT
-        m.run_id, m.key, m.charged_dispatch, m.reserved, m.lease_id,
+        m.run_id, m.key, m.charged_dispatch, m.reserved, m.lease_id, m.unsent,
         CASE WHEN n.counts THEN k.calls ELSE 0 END AS calls, CASE WHEN n.counts THEN k.retries ELSE 0 END AS retries
     FROM made m JOIN unnest($5::bytea[], $20::integer[], $21::integer[]) AS k (key, calls, retries) ON k.key = m.key
     LEFT JOIN accounts n ON n.run_id = m.run_id
@@ -78,18 +86,22 @@ WITH accounts AS MATERIALIZED (
     UPDATE charges c SET unknown = true FROM former f
     WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.dispatch AND f.fate = 'unknown' AND c.spent IS NULL
 ), charged AS (
-    INSERT INTO charges (run_id, key, dispatch, reserved, lease_id, calls, retries)
-    SELECT run_id, key, charged_dispatch, reserved, lease_id, calls, retries FROM reserved
+    INSERT INTO charges (run_id, key, dispatch, reserved, lease_id, calls, retries, unsent)
+    SELECT run_id, key, charged_dispatch, reserved, lease_id, calls, retries, unsent FROM reserved
     ON CONFLICT (run_id, key, dispatch) DO UPDATE SET
-        reserved = excluded.reserved, lease_id = excluded.lease_id, calls = excluded.calls, retries = excluded.retries
+        reserved = excluded.reserved, lease_id = excluded.lease_id, calls = excluded.calls, retries = excluded.retries, unsent = excluded.unsent
 ), booked AS (
-    UPDATE runs SET charged = runs.charged + d.money, calls = runs.calls + d.calls, retries = runs.retries + d.retries
+    UPDATE runs SET
+        charged = runs.charged + d.money, calls = runs.calls + d.calls, retries = runs.retries + d.retries,
+        unsent = runs.unsent + d.unsent, unsent_calls = runs.unsent_calls + d.unsent_calls, unsent_retries = runs.unsent_retries + d.unsent_retries
     FROM (
-        SELECT run_id, sum(money) AS money, sum(calls) AS calls, sum(retries) AS retries
+        SELECT
+            run_id, sum(money) AS money, sum(calls) AS calls, sum(retries) AS retries,
+            sum(money * unsent) AS unsent, sum(calls * unsent) AS unsent_calls, sum(retries * unsent) AS unsent_retries
         FROM (
-            SELECT run_id, reserved AS money, calls, retries FROM reserved
+            SELECT run_id, reserved AS money, calls, retries, unsent::integer FROM reserved
             UNION ALL
-            SELECT run_id, -money::numeric, -calls, -retries FROM former WHERE fate <> 'unknown'
+            SELECT run_id, -money::numeric, -calls, -retries, 1 FROM former WHERE fate <> 'unknown'
         ) AS moved
         GROUP BY run_id
     ) AS d
@@ -105,7 +117,7 @@ WITH accounts AS MATERIALIZED (
     GROUP BY run_id HAVING sum(money) <> 0 OR sum(calls) <> 0 ORDER BY run_id
     ON CONFLICT (run_id, session) DO UPDATE SET changes = t.changes + 1, charged = t.charged + excluded.charged, calls = t.calls + excluded.calls
 )
-SELECT key, dispatch FROM made;
+SELECT key, CASE WHEN unsent THEN 0 ELSE dispatch END AS dispatch FROM made;
 
 -- name: load
 -- For each asked key and run: the receipt, if there is one, whether its lease is over, the run's failure, what is known of the run and of the
@@ -132,6 +144,7 @@ SELECT
     CASE WHEN coalesce(f.failed_at >= m.retried_at, true) THEN f.failure END AS failure, f.dispatch AS failed_dispatch,
     m.state AS run_state, m.reason AS run_reason, m.budget AS money, m.budget - m.charged AS money_left,
     m.calls_limit, m.calls_limit - m.calls AS calls_left, m.retries_limit, m.retries_limit - m.retries AS retries_left,
+    coalesce(m.unsent, 0) AS unsent, coalesce(m.unsent_calls, 0) AS unsent_calls, coalesce(m.unsent_retries, 0) AS unsent_retries,
     m.wall_limit, coalesce(m.deadline <= now() + $1::interval, false) AS late,
     coalesce(g.calls, 0) AS held_calls, coalesce(g.retries, 0) AS held_retries,
     coalesce(m.counts, false) AND EXISTS (
@@ -193,24 +206,36 @@ SELECT key FROM condemned;
 -- name: confirm
 -- Queued leases become running under a new dispatch number; one that runs already keeps its number, so a repeat is the same confirmation.
 -- A lease that is over but that nobody took is still its holder's, and from now on is bound to the term that confirms it: the end of the term that
--- claimed it does not end it. $2: life of a running lease. `alone`: nothing goes beside it in its gateway; confirmed again without, that is over.
-WITH barrier AS MATERIALIZED (
-    SELECT run_id FROM runs WHERE run_id = '' FOR KEY SHARE
+-- claimed it does not end it. What it reserved is unsent no more. $2: life of a running lease. `alone`: nothing goes beside it in its gateway; confirmed again without, that is over.
+-- $9: the runs, sorted.
+WITH accounts AS MATERIALIZED (
+    SELECT run_id FROM runs WHERE run_id = ANY ($9::text[]) ORDER BY run_id FOR NO KEY UPDATE
+), confirmed AS (
+    UPDATE receipts r SET
+        state = 'running', revision = r.revision + 1, dispatch = r.dispatch + (r.state = 'queued')::integer, batch_id = a.batch_id,
+        shard = CASE WHEN a.term IS NULL THEN r.shard ELSE a.shard END, term = coalesce(a.term, r.term),
+        expires_at = now() + $1::interval + $2::interval, alone = a.alone
+    FROM unnest($3::bytea[], $4::text[], $5::integer[], $6::bigint[], $7::text[], $8::boolean[])
+        AS a (key, lease_id, shard, term, batch_id, alone)
+    LEFT JOIN shards s ON s.shard = a.shard
+    WHERE (SELECT count(*) FROM accounts) >= 0
+        AND r.key = ANY (ARRAY[a.key]) AND r.lease_id = a.lease_id AND r.state IN ('queued', 'running')
+        AND (a.term IS NULL OR s.term = a.term AND s.holder IS NOT NULL)
+        AND NOT EXISTS (
+            SELECT FROM runs h WHERE h.run_id = ANY (ARRAY[r.run_id]) AND (h.state <> 'running' OR h.deadline <= now() + $1::interval)
+        )
+    RETURNING r.key, r.run_id, r.dispatch
+), sent AS (
+    UPDATE charges c SET unsent = false FROM confirmed f
+    WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.dispatch AND c.unsent
+    RETURNING c.run_id, c.reserved, c.calls, c.retries
+), booked AS (
+    UPDATE runs SET
+        unsent = runs.unsent - d.money, unsent_calls = runs.unsent_calls - d.calls, unsent_retries = runs.unsent_retries - d.retries
+    FROM (SELECT run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries FROM sent GROUP BY run_id) AS d
+    WHERE runs.run_id = ANY (ARRAY[d.run_id])
 )
-UPDATE receipts r SET
-    state = 'running', revision = r.revision + 1, dispatch = r.dispatch + (r.state = 'queued')::integer, batch_id = a.batch_id,
-    shard = CASE WHEN a.term IS NULL THEN r.shard ELSE a.shard END, term = coalesce(a.term, r.term),
-    expires_at = now() + $1::interval + $2::interval, alone = a.alone
-FROM unnest($3::bytea[], $4::text[], $5::integer[], $6::bigint[], $7::text[], $8::boolean[])
-    AS a (key, lease_id, shard, term, batch_id, alone)
-LEFT JOIN shards s ON s.shard = a.shard
-WHERE (SELECT count(*) FROM barrier) >= 0
-    AND r.key = ANY (ARRAY[a.key]) AND r.lease_id = a.lease_id AND r.state IN ('queued', 'running')
-    AND (a.term IS NULL OR s.term = a.term AND s.holder IS NOT NULL)
-    AND NOT EXISTS (
-        SELECT FROM runs h WHERE h.run_id = ANY (ARRAY[r.run_id]) AND (h.state <> 'running' OR h.deadline <= now() + $1::interval)
-    )
-RETURNING r.key, r.dispatch;
+SELECT key, dispatch FROM confirmed;
 
 -- name: renew
 -- Leases still held last a whole life from now, and end with the presence that is named (null: with the one before). $2, $3: life of queued and of
@@ -298,10 +323,17 @@ WITH accounts AS MATERIALIZED (
 ), refunded AS (
     DELETE FROM charges c USING failed f
     WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.charged_dispatch AND c.spent IS NULL AND f.refund
-    RETURNING c.run_id, c.reserved, c.calls, c.retries
+    RETURNING c.run_id, c.reserved, c.calls, c.retries, c.unsent::integer
 ), booked AS (
-    UPDATE runs SET charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries
-    FROM (SELECT run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries FROM refunded GROUP BY run_id) AS d
+    UPDATE runs SET
+        charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries,
+        unsent = runs.unsent - d.unsent, unsent_calls = runs.unsent_calls - d.unsent_calls, unsent_retries = runs.unsent_retries - d.unsent_retries
+    FROM (
+        SELECT
+            run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries,
+            sum(reserved * unsent) AS unsent, sum(calls * unsent) AS unsent_calls, sum(retries * unsent) AS unsent_retries
+        FROM refunded GROUP BY run_id
+    ) AS d
     WHERE runs.run_id = ANY (ARRAY[d.run_id])
 ), tallied AS (
     INSERT INTO tallies AS t (run_id, session, changes, charged, calls)
@@ -353,10 +385,17 @@ WITH accounts AS MATERIALIZED (
     DELETE FROM charges c USING asked a
     WHERE c.run_id = ANY (ARRAY[a.run_id]) AND c.key = a.key AND c.spent IS NULL
         AND CASE a.dispatch WHEN 0 THEN c.lease_id = a.lease_id ELSE c.dispatch = a.dispatch END
-    RETURNING c.key, c.run_id, c.reserved, c.calls, c.retries
+    RETURNING c.key, c.run_id, c.reserved, c.calls, c.retries, c.unsent::integer
 ), booked AS (
-    UPDATE runs SET charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries
-    FROM (SELECT run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries FROM refunded GROUP BY run_id) AS d
+    UPDATE runs SET
+        charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries,
+        unsent = runs.unsent - d.unsent, unsent_calls = runs.unsent_calls - d.unsent_calls, unsent_retries = runs.unsent_retries - d.unsent_retries
+    FROM (
+        SELECT
+            run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries,
+            sum(reserved * unsent) AS unsent, sum(calls * unsent) AS unsent_calls, sum(retries * unsent) AS unsent_retries
+        FROM refunded GROUP BY run_id
+    ) AS d
     WHERE runs.run_id = ANY (ARRAY[d.run_id])
 ), tallied AS (
     INSERT INTO tallies AS t (run_id, session, changes, charged, calls)
@@ -394,10 +433,17 @@ WITH page AS MATERIALIZED (
     RETURNING f.run_id, f.key, f.dispatch, r.counted
 ), refunded AS (
     DELETE FROM charges c USING released l WHERE c.run_id = l.run_id AND c.key = l.key AND c.dispatch = l.dispatch AND c.spent IS NULL
-    RETURNING c.run_id, c.reserved, c.calls, c.retries
+    RETURNING c.run_id, c.reserved, c.calls, c.retries, c.unsent::integer
 ), booked AS (
-    UPDATE runs SET charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries
-    FROM (SELECT run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries FROM refunded GROUP BY run_id) AS d
+    UPDATE runs SET
+        charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries,
+        unsent = runs.unsent - d.unsent, unsent_calls = runs.unsent_calls - d.unsent_calls, unsent_retries = runs.unsent_retries - d.unsent_retries
+    FROM (
+        SELECT
+            run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries,
+            sum(reserved * unsent) AS unsent, sum(calls * unsent) AS unsent_calls, sum(retries * unsent) AS unsent_retries
+        FROM refunded GROUP BY run_id
+    ) AS d
     WHERE runs.run_id = d.run_id
 ), tallied AS (
     INSERT INTO tallies AS t (run_id, session, changes, charged, calls)
@@ -631,12 +677,15 @@ LOCK TABLE runs IN EXCLUSIVE MODE;
 -- changes nothing, but for a stop, which stands whatever else was decided. $4, $6 to $9: the budgets (money, calls, retries, wall time and when it is
 -- over); of an unnumbered decision (0) null leaves them as they are. $10: failures of before count no more; $11 is added to the clock.
 INSERT INTO runs AS r (
-    run_id, state, reason, budget, charged, decision, calls_limit, calls, retries_limit, retries, counts, wall_limit, deadline, retried_at
+    run_id, state, reason, budget, charged, decision, calls_limit, calls, retries_limit, retries, counts, wall_limit, deadline, retried_at,
+    unsent, unsent_calls, unsent_retries
 )
 SELECT
     $1::text, $2::text, $3::text, $4::numeric, coalesce(sum(coalesce(c.spent, c.reserved)), 0), $5::bigint, $6::bigint, coalesce(sum(c.calls), 0),
     $7::bigint, coalesce(sum(c.retries), 0), $6::bigint IS NOT NULL OR $7::bigint IS NOT NULL, $8::float8, to_timestamp($9::float8),
-    CASE WHEN $10::boolean THEN clock_timestamp() + $11::interval END
+    CASE WHEN $10::boolean THEN clock_timestamp() + $11::interval END,
+    coalesce(sum(c.reserved) FILTER (WHERE c.unsent), 0), coalesce(sum(c.calls) FILTER (WHERE c.unsent), 0),
+    coalesce(sum(c.retries) FILTER (WHERE c.unsent), 0)
 FROM charges c WHERE c.run_id = $1::text
 ON CONFLICT (run_id) DO UPDATE SET
     state = CASE

@@ -17,7 +17,7 @@ from rowmill_contracts.budgets import limits_of
 from rowmill_contracts.charges import AskCharges, ChargesTold
 from rowmill_contracts.receipts import ClaimAnswer, ConfirmAnswer, HaltRun, RunHalted, StoreAnswer
 from rowmill_contracts.shards import LeaseShard, ShardsLeased
-from rowmill_receipt_store.charges import Allowances, Kind, Spend, spent_reason
+from rowmill_receipt_store.charges import Allowances, Kind, Spend, may_fit, spent_reason
 from rowmill_receipt_store.deaths import USUAL, DeathRule
 from rowmill_receipt_store.leases import (
     Again,
@@ -31,6 +31,7 @@ from rowmill_receipt_store.leases import (
     granted,
     lapsed_presence,
     stored_at,
+    waiting,
     was_failed,
     why_unconfirmed,
 )
@@ -110,6 +111,8 @@ class Receipts:
                     kind = allowances.take(run_id, decision.spend, decision.net)
                     if kind is None:
                         grants.append(decision)
+                    elif may_fit(kind, account, decision.spend):
+                        answers[item.key] = waiting(item, self._held_poll)
                     else:  # one reason for a page, which names the first receipt: rows that wait for one reason travel together
                         reason = reasons.setdefault((run_id, kind), spent_reason(kind, account, decision.spend, short_digest(item.claim.key)))
                         answers[item.key] = ClaimAnswer(state="over_budget", reason=reason)

@@ -52,7 +52,7 @@ def leases(request: Confirm | Renew | Release) -> list[Lease]:
     """The leases of a request. Raises `MalformedMessage` for a bad key."""
     if isinstance(request, Confirm):
         term = spending_term(request.shard, request.term)
-        return [_lease(ref, request.shard, term, request.batch_id, alone=request.alone) for ref in request.leases]
+        return [_lease(ref, request.shard, term, ref.batch_id or request.batch_id, alone=request.alone) for ref in request.leases]
     presence = request.presence if isinstance(request, Renew) else ""
     return [_lease(ref, presence=presence) for ref in request.leases]
 

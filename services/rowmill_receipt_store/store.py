@@ -154,7 +154,8 @@ class Store:
         return {row["key"]: found_in(row) for row in rows}
 
     async def claim(self, grants: Sequence[Grant]) -> dict[bytes, int]:
-        """Store leases; ``grants`` come in the order in which budgets serve them. Answers the dispatch number of each that was stored.
+        """Store leases; ``grants`` come in the order in which budgets serve them. Answers the dispatch number of each that was stored,
+        0 where it is not confirmed: where that was not asked for, or a budget pays for it.
 
         Not stored, because something changed since the decision or stands against it: the receipt, the run's state or budget, the shard's term.
         """
@@ -240,6 +241,7 @@ class Store:
             [lease.term for lease in leases],
             [lease.batch_id for lease in leases],
             [lease.alone for lease in leases],
+            _runs(leases),
         )
         return {row[0]: row[1] for row in rows}
 

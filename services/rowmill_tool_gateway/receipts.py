@@ -52,6 +52,8 @@ OnClaimed = Callable[[Flight, ClaimAnswer | None], None]
 """Told the answer to a claim or look-up; None: the store did not answer, and the lease may or may not be ours."""
 OnStored = Callable[[Flight, StoreAnswer], None]
 OnReleased = Callable[[Flight], None]
+Confirming = tuple[list[LeaseRef], "asyncio.Future[Sequence[ConfirmAnswer | AskDied] | None]"]
+"""The leases of one request, and who waits to hear of them."""
 
 _STORED = StoreAnswer(state="stored")
 
@@ -91,6 +93,7 @@ class Receipts:
         self._failing = 0
         self._reconnected = asyncio.Event()
         self._claims: dict[tuple[int, bool, bool], Gatherer[tuple[Claim, Flight, OnClaimed]]] = {}
+        self._confirms: dict[int, Gatherer[Confirming]] = {}
         self._completions: Gatherer[tuple[Completion, Flight, OnStored]] = Gatherer(
             self._complete, max_items=page, max_age=gather, max_bytes=PAGE_BYTES, size=lambda item: len(item[0].output) + 200
         )
@@ -163,17 +166,55 @@ class Receipts:
             return [None] * len(claims)
         return reply.answers
 
-    async def confirm(self, shard: int, leases: list[LeaseRef], batch_id: str, *, alone: bool = False) -> Sequence[ConfirmAnswer | AskDied] | None:
-        """Confirm the leases of one request right before it is sent; None where the store did not answer, `AskDied` for one that no store survives.
-        ``alone``: nothing goes beside it here.
+    async def confirm(self, shard: int, leases: list[LeaseRef], *, alone: bool = False) -> Sequence[ConfirmAnswer | AskDied] | None:
+        """Confirm the leases of one request right before it is sent, together with what else is confirmed at that moment. None where the store did
+        not answer, `AskDied` for one that no store survives. ``alone``: nothing goes beside it here.
         """
-        request = Confirm(leases=leases, shard=shard, term=self._term_of(shard), batch_id=batch_id, alone=alone)
+        if alone:
+            return await self._ask_confirmed(shard, leases, alone=True)
+        gatherer = self._confirms.get(shard)
+        if gatherer is None:
+
+            async def flush(items: list[Confirming]) -> None:
+                await self._confirm(shard, items)
+
+            gatherer = self._confirms[shard] = Gatherer(
+                flush, max_items=self._page, max_age=self._gather, max_bytes=self._page, size=lambda item: len(item[0])
+            )
+        answers: list[ConfirmAnswer | AskDied] = []
+        for start in range(0, len(leases), self._page):
+            told: asyncio.Future[Sequence[ConfirmAnswer | AskDied] | None] = asyncio.get_running_loop().create_future()
+            gatherer.add((leases[start : start + self._page], told))
+            part = await told
+            if part is None:
+                return None
+            answers += part
+        return answers
+
+    async def _confirm(self, shard: int, items: list[Confirming]) -> None:
+        """Ask for several requests in one message, and tell each."""
+        try:
+            answers = await self._ask_confirmed(shard, [lease for leases, _ in items for lease in leases], alone=False)
+        except Exception as error:  # whatever it is, each of them is told
+            for _, told in items:
+                if not told.done():
+                    told.set_exception(error)
+            return
+        start = 0
+        for leases, told in items:
+            end = start + len(leases)
+            if not told.done():
+                told.set_result(None if answers is None else answers[start:end])
+            start = end
+
+    async def _ask_confirmed(self, shard: int, leases: list[LeaseRef], *, alone: bool) -> Sequence[ConfirmAnswer | AskDied] | None:
+        request = Confirm(leases=leases, shard=shard, term=self._term_of(shard), alone=alone)
         try:
             reply = await self._asks.ask(request, RECEIPTS_SETTLE, Confirmed, timeout=self._timeout)
         except AskDied as error:
             if len(leases) == 1:
                 return [error]
-            parts = await asyncio.gather(*(self.confirm(shard, [lease], batch_id, alone=alone) for lease in leases))
+            parts = await asyncio.gather(*(self._ask_confirmed(shard, [lease], alone=alone) for lease in leases))
             return None if None in parts else [answer for part in parts if part is not None for answer in part]
         except RowmillError as error:
             log.warning("confirm_unanswered", shard=shard, leases=len(leases), error=str(error))

@@ -175,8 +175,9 @@ class Sender:
         carried = asyncio.ensure_future(carrying)
         done, _ = await asyncio.wait([carried], timeout=self._flow.solitude.patience)
         if not done:
-            lease, failures = LeaseRef(key=flight.key, lease_id=flight.lease_id, run_id=flight.payer_run, dispatch=flight.dispatch), 0
-            while (answers := await self._receipts.confirm(lane.shard, [lease], self._lease_ids())) is None and not carried.done():
+            lease = LeaseRef(key=flight.key, lease_id=flight.lease_id, run_id=flight.payer_run, dispatch=flight.dispatch, batch_id=self._lease_ids())
+            failures = 0
+            while (answers := await self._receipts.confirm(lane.shard, [lease])) is None and not carried.done():
                 failures += 1
                 await self._clock.sleep(backoff(failures, first=0.05, limit=self._settings.store_timeout))
             if answers is not None and isinstance(answers[0], ConfirmAnswer) and answers[0].state == "confirmed":
@@ -212,10 +213,10 @@ class Sender:
         Where it does not, because the shard, the run or the lease has changed hands meanwhile, the lease goes back all the same: the store may hold
         it for running, or its outcome for unknown, though nothing was sent.
         """
-        leases = [LeaseRef(key=flight.key, lease_id=flight.lease_id, run_id=flight.payer_run) for flight in flights]
         batch_id = self._lease_ids()
+        leases = [LeaseRef(key=flight.key, lease_id=flight.lease_id, run_id=flight.payer_run, batch_id=batch_id) for flight in flights]
         failures, term = 0, self._shards.term(lane.shard)
-        while (answers := await self._receipts.confirm(lane.shard, leases, batch_id, alone=alone)) is None:
+        while (answers := await self._receipts.confirm(lane.shard, leases, alone=alone)) is None:
             failures += 1
             await self._clock.sleep(backoff(failures, first=0.05, limit=self._settings.store_timeout))
             term = self._shards.term(lane.shard)

@@ -6,7 +6,7 @@ run, unknown outcomes, budgets without partial pages); not durable, and not fast
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal
@@ -90,14 +90,21 @@ class Run:
     def refund(self, key: str, dispatch: int) -> tuple[Decimal, Literal["calls", "retries"] | None]:
         return self.charges.pop((key, dispatch), Decimal(0)), self.counted.pop((key, dispatch), None)
 
-    def unpaid(self, cost: Decimal, kind: Literal["calls", "retries"], now: float) -> str:
-        """The budget that does not pay for one more dispatch; empty: all do."""
+    def unpaid(self, cost: Decimal, kind: Literal["calls", "retries"], now: float, unsent: Collection[tuple[str, int]] = ()) -> str:
+        """The budget that does not pay for one more dispatch; empty: all do. ``unsent``: dispatches that are taken not to be charged."""
         limit = getattr(self.limits, kind)
         if self.deadline is not None and self.deadline <= now:
             return "wall time"
-        if self.limits.money is not None and cost and self.charged() + cost > self.limits.money:
+        charged = sum((amount for dispatch, amount in self.charges.items() if dispatch not in unsent), Decimal(0))
+        if self.limits.money is not None and cost and charged + cost > self.limits.money:
             return "money"
-        return kind if limit is not None and list(self.counted.values()).count(kind) >= limit else ""
+        made = sum(counted == kind for dispatch, counted in self.counted.items() if dispatch not in unsent)
+        return kind if limit is not None and made >= limit else ""
+
+    def pays(self, claim: Claim) -> bool:
+        """Whether a budget pays for the claim, which is then confirmed right before it is sent."""
+        by_number = self.limits.calls is not None or self.limits.retries is not None
+        return (self.limits.money is not None and claim.cost > 0) or (by_number and claim.counted)
 
 
 class MemoryReceipts:
@@ -214,6 +221,9 @@ class MemoryReceipts:
             if former is not None:
                 former.charges[claim.key, coming] = money
                 former.counted.update({} if kind is None else {(claim.key, coming): kind})
+            unsent = {(key, held.dispatch + 1) for key, held in self.receipts.items() if held.state == "queued"}
+            if run.unpaid(claim.cost, "retries" if tried else "calls", self._now(), unsent) != unpaid:
+                return ClaimAnswer(state="held", wait_ms=int(1000 * self._held_poll), run_id=claim.run_id)
             return ClaimAnswer(state="over_budget", reason=f"budget: {unpaid}, spent; receipt {claim.key[:12]} is not sent")
         if receipt is None:
             receipt = self.receipts[claim.key] = Receipt(claim)
@@ -228,7 +238,7 @@ class MemoryReceipts:
         receipt.expires = self._now() + self._queued
         receipt.alone = False
         suspect = request.counts_deaths and self.rule.suspects(receipt.deaths)
-        confirm = request.confirm and not suspect
+        confirm = request.confirm and not suspect and not run.pays(claim)
         if confirm:
             self._to_running(receipt)
         dispatch = receipt.dispatch if confirm else 0

@@ -68,6 +68,13 @@ class Asker:
         claims = [Claim(key=key, lease_id=lease, **given)]
         return (await self.ask(ClaimReceipts(holder="gateway", claims=claims, **request), ReceiptsClaimed)).answers[0]
 
+    async def claim_and_confirm(self, key: str, lease: str = "lease-1", **facts: Any) -> ClaimAnswer:
+        """As a gateway does: what is not confirmed by its claim is right after."""
+        answer = await self.claim(key, lease, confirm=True, **facts)
+        if answer.state != "granted" or answer.dispatch:
+            return answer
+        return msgspec.structs.replace(answer, dispatch=(await self.confirm(key, lease)).dispatch)
+
     async def confirm(self, key: str, lease: str = "lease-1", **facts: Any) -> ConfirmAnswer:
         leases = [LeaseRef(key=key, lease_id=lease, run_id=self.run)]
         return (await self.ask(Confirm(leases=leases, batch_id="batch", **facts), Confirmed)).answers[0]

@@ -155,11 +155,11 @@ async def test_a_stopped_run_neither_claims_nor_confirms_and_stays_stopped(store
 
 async def test_calls_retries_and_wall_time_have_budgets_too(store: Asker, key: str) -> None:
     await store.ask(HaltRun(run_id=store.run, action="resume", budget=Limits(calls=1, retries=1), decision=1), RunHalted)
-    await store.claim(key, confirm=True)
+    await store.claim_and_confirm(key)
     over = await store.claim(secrets.token_hex(32))
     assert (over.state, over.reason.partition(",")[0]) == ("over_budget", "budget: calls")
     await store.fail(key, 1, final=False)
-    assert (await store.claim(key, "lease-2", confirm=True)).dispatch == 2
+    assert (await store.claim_and_confirm(key, "lease-2")).dispatch == 2
     await store.fail(key, 2, "lease-2", final=False)
     spent = await store.claim(key, "lease-3", confirm=True)
     assert (spent.state, spent.reason.partition(",")[0]) == ("over_budget", "budget: retries")
@@ -183,7 +183,7 @@ async def test_a_cost_above_its_reservation_is_booked_and_halts_the_run_once(sto
     await store.halt("resume", budget="1")
     other = secrets.token_hex(32)
     for each in (key, other):
-        await store.claim(each, confirm=True, cost=Decimal("0.01"))
+        await store.claim_and_confirm(each, cost=Decimal("0.01"))
     await store.complete(key, 1, cost="0.07")
     halted = await store.claim(secrets.token_hex(32))
     assert (halted.state, halted.reason) == ("halted", f"budget: money, receipt {key[:12]} cost 0.07, more than the 0.01 reserved for it")
@@ -217,15 +217,57 @@ async def test_a_budget_is_reserved_spent_and_refunded(store: Asker, key: str) -
     await store.halt("resume", budget="0.02")
     keys = [secrets.token_hex(32) for _ in range(4)]
     cost = Decimal("0.01")
-    assert (await store.claim(keys[0], confirm=True, cost=cost)).state == "granted"
-    assert (await store.claim(keys[1], confirm=True, cost=cost)).state == "granted"
-    assert (await store.claim(keys[2], confirm=True, cost=cost)).state == "over_budget"
+    assert (await store.claim_and_confirm(keys[0], cost=cost)).state == "granted"
+    assert (await store.claim_and_confirm(keys[1], cost=cost)).state == "granted"
+    assert (await store.claim_and_confirm(keys[2], cost=cost)).state == "over_budget"
     await store.complete(keys[0], 1, cost="0.01")
     await store.release(keys[1], 1)
-    assert (await store.claim(keys[2], confirm=True, cost=cost)).state == "granted"
+    assert (await store.claim_and_confirm(keys[2], cost=cost)).state == "granted"
     await store.fail(keys[2], 1)
-    assert (await store.claim(keys[3], confirm=True, cost=cost)).state == "over_budget"
+    assert (await store.claim_and_confirm(keys[3], cost=cost)).state == "over_budget"
     assert (await store.claim(key)).state == "granted"
+
+
+async def test_what_a_budget_pays_for_is_confirmed_right_before_it_is_sent(store: Asker) -> None:
+    free, money, calls, late, tried = (secrets.token_hex(32) for _ in range(5))
+    assert (await store.claim(free, confirm=True, cost=Decimal("0.01"))).dispatch == 1
+    await store.ask(HaltRun(run_id=store.run, action="resume", budget=Decimal(1), decision=1), RunHalted)
+    assert (await store.claim(money, confirm=True)).dispatch == 1, "it costs nothing"
+    assert (await store.claim(tried, confirm=True, cost=Decimal("0.01"))).dispatch == 0
+    assert (await store.confirm(tried)).dispatch == 1
+    for decision, limits in enumerate((Limits(calls=9), Limits(retries=9)), 2):
+        await store.ask(HaltRun(run_id=store.run, action="resume", budget=limits, decision=decision), RunHalted)
+        assert (await store.claim(calls, f"lease-{decision}", confirm=True)).dispatch == 0
+        assert (await store.claim(secrets.token_hex(32), confirm=True, counted=False)).dispatch == 1, "it is none of its calls"
+        await store.release(calls, 0, f"lease-{decision}")
+    wall_time = Limits(wall_time=100)
+    await store.ask(HaltRun(run_id=store.run, action="resume", budget=wall_time, deadline=store.now + 100, decision=4), RunHalted)
+    assert (await store.claim(late, confirm=True, cost=Decimal("0.01"))).dispatch == 1
+
+
+@pytest.mark.parametrize("limits", [Limits(calls=2), Limits(money=Decimal("0.02"))], ids=["calls", "money"])
+async def test_a_budget_is_spent_by_what_may_have_been_sent(store: Asker, limits: Limits) -> None:
+    await store.ask(HaltRun(run_id=store.run, action="resume", budget=limits, decision=1), RunHalted)
+    one, two, more = (secrets.token_hex(32) for _ in range(3))
+    cost = Decimal("0.01")
+    for key in (one, two):
+        assert (await store.claim(key, confirm=True, cost=cost)).state == "granted"
+    waits = await store.claim(more, confirm=True, cost=cost)
+    assert (waits.state, waits.run_id) == ("held", store.run)
+    assert 0 < waits.wait_ms <= 1000
+    await store.confirm(one)
+    assert (await store.claim(more, confirm=True, cost=cost)).state == "held"
+    await store.release(two, 0)
+    assert (await store.claim(more, confirm=True, cost=cost)).state == "granted"
+    await store.confirm(more)
+    assert (await store.claim(two, "lease-2", confirm=True, cost=cost)).state == "over_budget"
+
+
+async def test_who_does_not_fit_a_budget_anyway_waits_for_no_claim(store: Asker) -> None:
+    await store.halt("resume", budget="0.02")
+    await store.claim(secrets.token_hex(32), cost=Decimal("0.01"))
+    assert (await store.claim(secrets.token_hex(32), cost=Decimal("0.03"))).state == "over_budget"
+    assert (await store.claim(secrets.token_hex(32), cost=Decimal("0.02"))).state == "held"
 
 
 async def test_failures_of_before_a_retry_answer_no_call_of_it_and_outputs_do(store: Asker, key: str) -> None:

@@ -9,6 +9,7 @@ from decimal import Decimal
 from itertools import count
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from rowmill.runtime.db import Database
@@ -70,7 +71,12 @@ class Caller:
         return Wanted(key, Claim(key=key.hex(), **facts), request)
 
     async def claims(self, keys: Sequence[bytes], *, confirm: bool = False, only_cached: bool = False, **claim: Any) -> list[ClaimAnswer]:
-        return await self.receipts.claim([self.wanted(key, confirm=confirm, only_cached=only_cached, **claim) for key in keys])
+        """With ``confirm``, what is claimed is confirmed as well: by its claim, or where a budget pays for it right after."""
+        answers = await self.receipts.claim([self.wanted(key, confirm=confirm, only_cached=only_cached, **claim) for key in keys])
+        late = [place for place, answer in enumerate(answers) if confirm and answer.state == "granted" and not answer.dispatch and not answer.alone]
+        for place, told in zip(late, await self.receipts.confirm([self.held(keys[place]) for place in late]) if late else [], strict=True):
+            answers[place] = msgspec.structs.replace(answers[place], dispatch=told.dispatch)
+        return answers
 
     async def claim(self, key: bytes, *, confirm: bool = False, only_cached: bool = False, **claim: Any) -> ClaimAnswer:
         return (await self.claims([key], confirm=confirm, only_cached=only_cached, **claim))[0]
@@ -147,9 +153,16 @@ class Books:
         return [tuple(row) for row in await self._database.fetch(sql, run)]
 
     async def balanced(self, run: str) -> bool:
-        """The account is the sum of the charges, of each kind."""
+        """The account is the sum of the charges, of each kind; so is what of it is not sent, which are those of claims that are not confirmed."""
         sql = "SELECT coalesce(sum(coalesce(spent, reserved)), 0), coalesce(sum(calls), 0), coalesce(sum(retries), 0) FROM charges WHERE run_id = $1"
         row = await self._database.fetchrow(sql, run)
+        unsent = """
+            SELECT coalesce(sum(c.reserved), 0), coalesce(sum(c.calls), 0), coalesce(sum(c.retries), 0)
+            FROM charges c JOIN receipts r ON r.key = c.key
+            WHERE c.run_id = $1 AND r.run_id = $1 AND r.state = 'queued' AND c.dispatch = r.dispatch + 1
+        """
+        account = await self._database.fetchrow("SELECT unsent, unsent_calls, unsent_retries FROM runs WHERE run_id = $1", run)
+        assert account == await self._database.fetchrow(unsent, run)
         return row is not None and tuple(row) == (await self.charged(run), *await self.counted(run))
 
     async def tallied(self, run: str) -> tuple[Decimal, int]:

@@ -27,7 +27,6 @@ class Rival:
         self.item = rig.item(find_tool(effect=effect), {"domain": "a.example"})
 
     async def confirmed_unheard(self, silent: type[Message]) -> None:
-        self.rig.store.answer(HaltRun(run_id="run-1", action="resume", budget=Decimal(1)))
         self.rig.bus.silent = {silent}
         self.rig.hand_in([self.item])
         while (receipt := self.rig.store.receipts.get(self.item.receipt_key)) is None or receipt.state != "running":

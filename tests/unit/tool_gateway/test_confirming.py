@@ -1,0 +1,122 @@
+"""What is confirmed when: by its claim, or right before it is sent, where a budget pays for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from decimal import Decimal
+
+import pytest
+from tests.unit.tool_gateway.conftest import Hold, Rig, answering, find_tool
+
+from rowmill import Batch
+from rowmill.errors import AskTimeout
+from rowmill_contracts.budgets import Budget, Limits
+from rowmill_contracts.envelope import Message
+from rowmill_contracts.receipts import Confirm, HaltRun
+from rowmill_contracts.shards import LeaseShard
+
+BUDGETS = [Decimal(1), Limits(calls=100), Limits(retries=100)]
+
+
+def budgeted(rig: Rig, budget: Budget) -> None:
+    rig.store.answer(HaltRun(run_id="run-1", action="resume", budget=budget))
+
+
+def confirms(rig: Rig) -> list[Confirm]:
+    return [request for request in rig.bus.asked if isinstance(request, Confirm)]
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=["money", "calls", "retries"])
+async def test_a_call_that_a_budget_pays_for_is_confirmed_right_before_it_is_sent(rig: Rig, budget: Budget) -> None:
+    budgeted(rig, budget)
+    [outcome] = await rig.ask([rig.item(find_tool(), {"domain": "a.example"})])
+    assert outcome.outcome == "completed"
+    kinds = [type(request).__name__ for request in rig.bus.asked if not isinstance(request, LeaseShard)]
+    assert kinds == ["ClaimReceipts", "Confirm", "Complete"]
+
+
+@pytest.mark.parametrize("budget", [*BUDGETS, None, Limits(wall_time=100)], ids=["money", "calls", "retries", "none", "wall time"])
+async def test_what_is_claimed_ahead_of_its_turn_is_not_confirmed_where_a_budget_pays_for_it(rig: Rig, budget: Budget) -> None:
+    provider = Hold(rig)
+    if budget is not None:
+        budgeted(rig, budget)
+    find = find_tool(effect="idempotent", concurrency=2)
+    items = [rig.item(find, {"domain": f"d{n}.example"}) for n in range(10)]
+    rig.hand_in(items)
+    async with asyncio.timeout(10):
+        while provider.open < 2 or len(rig.store.receipts) < 3:
+            await asyncio.sleep(0)
+    states = Counter(receipt.state for receipt in rig.store.receipts.values())
+    assert states["running"] == (2 if budget in BUDGETS else len(rig.store.receipts))
+    provider.answer()
+    assert {(await rig.bus.outcome(item.call_id)).outcome for item in items} == {"completed"}
+
+
+async def test_requests_that_begin_together_are_confirmed_together_each_under_its_own_name(rig: Rig) -> None:
+    budgeted(rig, Decimal(1))
+    rig.port.script = answering(lambda body: {"items": [{"email": item["domain"]} for item in body["items"]]})
+    find = find_tool(concurrency=20, batch=Batch(3, path="/v2/bulk", items="items", results="items"))
+    items = [rig.item(find, {"domain": f"d{n}.example"}, row=f"leads/{n}") for n in range(30)]
+    assert {outcome.outcome for outcome in await rig.ask(items)} == {"completed"}
+    leases = [lease for request in confirms(rig) for lease in request.leases]
+    assert len(leases) == 30
+    assert len(confirms(rig)) < len(rig.port.requests)
+    requests = Counter(lease.batch_id for lease in leases)
+    assert sorted(requests.values()) == sorted((request.body or b"").count(b'"domain"') for request in rig.port.requests)
+
+
+async def test_a_confirmation_that_is_not_answered_is_asked_for_again_and_sent_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    budgeted(rig, Decimal(1))
+    carry_out, unanswered = rig.store.answer, 2
+
+    def answer(request: Message) -> Message:
+        nonlocal unanswered
+        reply = carry_out(request)
+        if isinstance(request, Confirm) and unanswered:
+            unanswered -= 1
+            raise AskTimeout("the answer is lost")
+        return reply
+
+    monkeypatch.setattr(rig.store, "answer", answer)
+    find = find_tool(concurrency=20)
+    items = [rig.item(find, {"domain": f"d{n}.example"}) for n in range(20)]
+    assert {outcome.outcome for outcome in await rig.ask(items)} == {"completed"}
+    assert len(rig.port.requests) == 20
+    assert rig.store.runs["run-1"].charged() == 20 * Decimal("0.01")
+
+
+async def test_an_error_that_nobody_foresaw_ends_every_request_that_it_met_and_charges_none(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    budgeted(rig, Decimal(1))
+    carry_out = rig.store.answer
+
+    def answer(request: Message) -> Message:
+        if isinstance(request, Confirm):
+            raise ZeroDivisionError
+        return carry_out(request)
+
+    monkeypatch.setattr(rig.store, "answer", answer)
+    find = find_tool(concurrency=20)
+    outcomes = await rig.ask([rig.item(find, {"domain": f"d{n}.example"}) for n in range(5)])
+    assert {(outcome.outcome, outcome.failure and outcome.failure.code) for outcome in outcomes} == {("failed", "gateway")}
+    async with asyncio.timeout(10):
+        while rig.store.runs["run-1"].charged():
+            await asyncio.sleep(0)
+    assert rig.port.requests == []
+
+
+async def test_a_budget_pays_for_all_that_it_has_though_more_is_asked_and_claimed_ahead(rig: Rig) -> None:
+    """Who finds the budget taken by claims that are not sent waits for what they become."""
+    budgeted(rig, Limits(calls=7))
+    provider = Hold(rig)
+    find = find_tool(concurrency=2)
+    items = [rig.item(find, {"domain": f"d{n}.example"}) for n in range(12)]
+    rig.hand_in(items)
+    async with asyncio.timeout(10):
+        while provider.open < 2 or not any(receipt.state == "queued" for receipt in rig.store.receipts.values()):
+            await asyncio.sleep(0)
+    provider.answer()
+    outcomes = [await rig.bus.outcome(item.call_id) for item in items]
+    assert [outcome.outcome for outcome in outcomes].count("completed") == 7
+    assert {outcome.outcome for outcome in outcomes} <= {"completed", "halted", "deferred"}
+    assert len(rig.port.requests) == 7
