@@ -221,6 +221,17 @@ class Dispatcher:
         flight.group.remove(flight)
         flight.lane.claimed -= flight.tool.weight
 
+    def put_back(self, flight: Flight) -> None:
+        """The lane was lost while the flight was confirmed. It has its part of the budget, and goes once the lane is back; given back, that would be
+        left over where the others were told that the budget is spent.
+        """
+        if flight.alone or any(call.late for call in flight.calls):
+            self.claims.release(flight)
+            return
+        flight.stage = Stage.READY
+        flight.lane.claimed += flight.tool.weight
+        flight.group.add(flight.leased_at, flight)
+
     def _defer(self, flight: Flight, calls: list[Call]) -> None:
         if not self._receipts.storing:
             self.prevented += len(calls)

@@ -50,6 +50,8 @@ class Flow(Protocol):
 
     def unready(self, flight: Flight) -> None: ...
 
+    def put_back(self, flight: Flight) -> None: ...
+
 
 class Sender:
     """``settle``: told how the flights of one request ended. ``lease_ids``: makes ids that no other process makes."""
@@ -91,6 +93,10 @@ class Sender:
         except Exception as error:
             log.exception("request_not_prepared", tool=tool.id)
             self._give_up(flights, error)
+            flights = []
+        if flights and not (self._shards.holds(lane.shard) and self._receipts.storing):
+            for flight in flights:
+                self._flow.put_back(flight)
             flights = []
         if not flights:
             lane.finished(None)

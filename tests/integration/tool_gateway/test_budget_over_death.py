@@ -30,13 +30,13 @@ pytestmark = pytest.mark.servers
 
 SCALE = 0.3
 CONCURRENCY = 3
-EACH = 12
-"""Calls that are asked of each lane."""
+EACH, MORE = 6, 4
+"""Calls that are asked of each lane before the gateway dies, and after it."""
 OPEN = len(NAMES) // 2 * CONCURRENCY
 """Requests of each run that are on the wire when the gateway dies: half of the lanes are one run's, the others the other's."""
 AHEAD = 15
 """Calls of each run at least that are claimed by then and wait for a request to end."""
-DISPATCHES, CALLS = 75, 50
+DISPATCHES, CALLS = 80, 60
 COST = Decimal("0.01")
 
 PLAYS = """
@@ -82,10 +82,14 @@ class OfOneRun(Executor):
     async def send(self, items: list[CallItem], **facts: Any) -> ToolCalls:
         return await super().send(items, run=self.run, **facts)
 
-    async def ask_all(self) -> None:
+    async def start(self) -> None:
+        await super().start()
         await self.bus.ask(HaltRun(run_id=self.run, action="resume", budget=self.limits, decision=1), RECEIPTS_SETTLE, RunHalted)
+
+    async def ask_for(self, numbers: range) -> None:
+        """Calls of these numbers in each lane."""
         for name in self.names:
-            items = [self.item(f"{name}.held", f"{self.word}-{name}-{number}.example", asked=self.clock.now()) for number in range(EACH)]
+            items = [self.item(f"{name}.held", f"{self.word}-{name}-{number}.example", asked=self.clock.now()) for number in numbers]
             self.items.update({item.call_id: item for item in items})
             await self.send(items, started_at=1.0)
 
@@ -154,7 +158,7 @@ async def test_a_killed_gateway_leaves_budgets_spent_by_what_was_sent(
     settings = ToolGatewaySettings(broker_url=broker_url, project=project, time_scale=SCALE)
     async with gateway_process(settings, SCALE) as mortal:
         for run in runs:
-            await run.ask_all()
+            await run.ask_for(range(EACH))
         asking = [asyncio.create_task(run.ask_again()) for run in runs]
         await clocked.seen(2 * OPEN)
         async with asyncio.timeout(BOUND):
@@ -168,6 +172,8 @@ async def test_a_killed_gateway_leaves_budgets_spent_by_what_was_sent(
     next_one = App(settings)
     await next_one.start()
     try:
+        for run in runs:
+            await run.ask_for(range(EACH, EACH + MORE))
         async with asyncio.timeout(BOUND):
             while any(len(run.ended) < len(run.items) for run in runs):
                 for run in runs:

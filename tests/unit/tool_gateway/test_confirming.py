@@ -13,7 +13,7 @@ from rowmill import Batch
 from rowmill.errors import AskTimeout
 from rowmill_contracts.budgets import Budget, Limits
 from rowmill_contracts.envelope import Message
-from rowmill_contracts.receipts import Confirm, HaltRun
+from rowmill_contracts.receipts import Confirm, HaltRun, Release
 from rowmill_contracts.shards import LeaseShard
 
 BUDGETS = [Decimal(1), Limits(calls=100), Limits(retries=100)]
@@ -120,3 +120,25 @@ async def test_a_budget_pays_for_all_that_it_has_though_more_is_asked_and_claime
     assert [outcome.outcome for outcome in outcomes].count("completed") == 7
     assert {outcome.outcome for outcome in outcomes} <= {"completed", "halted", "deferred"}
     assert len(rig.port.requests) == 7
+
+
+async def test_what_is_confirmed_when_its_lane_is_lost_goes_once_the_lane_is_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given back, its part of the budget would be left over though the run is told by then that it is spent."""
+    budgeted(rig, Limits(calls=5))
+    carry_out, lost = rig.store.answer, False
+
+    def answer(request: Message) -> Message:
+        nonlocal lost
+        reply = carry_out(request)
+        if isinstance(request, Confirm) and not lost:
+            lost = True
+            rig.engine.shards.refused(request.shard or 0)
+            rig.store.runs["run-1"].state = "halted"
+        return reply
+
+    monkeypatch.setattr(rig.store, "answer", answer)
+    find = find_tool(concurrency=5)
+    items = [rig.item(find, {"domain": f"d{n}.example"}) for n in range(1)]
+    assert [outcome.outcome for outcome in await rig.ask(items)] == ["completed"]
+    assert len(rig.port.requests) == len(items)
+    assert not any(isinstance(request, Release) for request in rig.bus.asked)
