@@ -48,7 +48,11 @@ class Parking:
         self._on_parked()
 
     async def provider_serves(self, message: ProviderServes) -> None:
-        """Let the rows that wait for a provider come back now at the rate that it allows: of each run the oldest first, and before any new one."""
-        await wait_store.provider_serves(self._database, message.org, message.provider, waits.turns_of(message))
-        await self._desk.look()
-        self._on_parked()
+        """Let the rows that wait for a provider come back now at the rate that it allows, of each run the oldest first; and before any new one, unless
+        it merely has nothing to do (``sooner``).
+        """
+        changed = await wait_store.provider_serves(self._database, message.org, message.provider, waits.turns_of(message))
+        if not message.sooner:
+            await self._desk.look()
+        if changed:
+            self._on_parked()

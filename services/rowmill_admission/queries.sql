@@ -412,56 +412,80 @@ FROM (
 WHERE w.dataset_seq = halted.dataset_seq AND w.row_index = halted.row_index
 
 -- name: provider_serves
--- A provider serves again: rows of an organisation that wait for it are called back. In turns of $6 rows of each run, the oldest first, beginning with
--- the run of which none came for longest: $4 of them now (or as many turns later), and then $5 at a time, $3 a second. Those whose turn comes after $7
--- others keep their time until they are told anew. $8: it was not away, but has nothing to do; then none comes later than it would, and rows that were not
--- admitted yet do not wait for them.
+-- A provider serves again: rows of an organisation that wait for it are called back, of runs that go on. In turns of $6 rows of each run, the oldest
+-- first, beginning with the run of which none came to that provider for longest, whatever called them: $4 of them now (or as many turns later), and then
+-- $5 at a time, $3 a second. Those whose turn comes after $7 others keep their time until they are told anew. $8: it was not away, but has nothing to
+-- do; then none comes later than it would, rows that were not admitted yet do not wait for them, and no more are looked at than have a turn. Of those
+-- that come together each is due a microsecond after the one before, so that they are released in turn, and so is who came longer ago the next time.
 -- Rows are found by their key, one by one (OFFSET 0: by nothing else), and changed where they lie: however many the planner thinks there are, it cannot
 -- join them badly.
-WITH waiting AS MATERIALIZED (
-    SELECT w.dataset_seq, w.row_index, w.called_back, r.number AS run,
-           row_number() OVER (PARTITION BY r.number ORDER BY w.asked NULLS FIRST, w.dataset_seq, w.row_index) - 1 AS place
-    FROM waits w JOIN datasets d USING (dataset_seq) JOIN runs r USING (run_id)
-    WHERE w.state = 'waiting' AND NOT w.halted AND w.provider = $2 AND r.org = $1
+WITH going AS MATERIALIZED (
+    SELECT d.dataset_seq, r.number AS run, (
+        SELECT max(w.released_at) FROM waits w
+        WHERE w.provider = $2 AND w.provider <> '' AND w.dataset_seq = d.dataset_seq AND w.state <> 'waiting'
+    ) AS came
+    FROM runs r JOIN datasets d USING (run_id)
+    WHERE r.org = $1 AND r.state IN ('queued', 'running', 'waiting')
+      AND r.halt_reason IS NULL AND r.stop_reason IS NULL AND r.finished_at IS NULL AND d.state = 'open'
 ), lately AS MATERIALIZED (
-    SELECT each.run, max(of_dataset.came) AS came
-    FROM (SELECT DISTINCT run, dataset_seq FROM waiting) each CROSS JOIN LATERAL (
-        SELECT max(w.released_at) AS came FROM waits w WHERE w.dataset_seq = each.dataset_seq AND w.called_back AND w.state <> 'waiting'
-    ) of_dataset GROUP BY each.run
+    SELECT dataset_seq, run, max(came) OVER (PARTITION BY run) AS came FROM going
+), waiting AS MATERIALIZED (
+    SELECT g.dataset_seq, o.row_index, o.called_back, g.run, g.came,
+           row_number() OVER (PARTITION BY g.run ORDER BY o.asked NULLS FIRST, g.dataset_seq, o.row_index) - 1 AS place
+    FROM lately g CROSS JOIN LATERAL (
+        SELECT w.row_index, w.called_back, w.asked FROM waits w
+        WHERE w.provider = $2 AND w.provider <> '' AND w.dataset_seq = g.dataset_seq AND w.state = 'waiting' AND NOT w.halted
+        ORDER BY w.asked NULLS FIRST, w.row_index LIMIT CASE WHEN $8::bool THEN $7::int END
+    ) o
 ), turns AS MATERIALIZED (
-    SELECT *, row_number() OVER (ORDER BY place / $6::int, came NULLS FIRST, run, place) - 1 AS turn FROM waiting JOIN lately USING (run)
+    SELECT *, row_number() OVER (ORDER BY place / $6::int, came NULLS FIRST, run, place) - 1 AS turn FROM waiting
+), told AS MATERIALIZED (
+    SELECT dataset_seq, row_index, CASE
+        WHEN turn >= $7::int THEN NULL
+        WHEN turn < $4::int THEN now() - ($4::int - turn) * interval '1 microsecond'
+        ELSE now() + turn * interval '1 microsecond' + make_interval(secs => ((turn - $4::int) / $5::int + 1) * $5::int / $3::float8) END AS due_at
+    FROM turns WHERE turn < $7::int OR NOT (called_back OR $8::bool)
 ), ours AS MATERIALIZED (
-    SELECT found.at, CASE WHEN t.turn < $7::int THEN t.turn - $4::int END AS later
-    FROM turns t CROSS JOIN LATERAL (
-        SELECT w.ctid AS at, w.state FROM waits w WHERE w.dataset_seq = t.dataset_seq AND w.row_index = t.row_index OFFSET 0 FOR UPDATE SKIP LOCKED
+    SELECT found.at, told.due_at
+    FROM told CROSS JOIN LATERAL (
+        SELECT w.ctid AS at, w.state, w.due_at FROM waits w
+        WHERE w.dataset_seq = told.dataset_seq AND w.row_index = told.row_index OFFSET 0 FOR UPDATE SKIP LOCKED
     ) found
-    WHERE (t.turn < $7::int OR NOT (t.called_back OR $8::bool)) AND found.state = 'waiting'
+    WHERE found.state = 'waiting' AND (NOT $8::bool OR found.due_at > told.due_at)
+), changed AS (
+    UPDATE waits w SET called_back = w.called_back OR NOT $8::bool, due_at = coalesce(ours.due_at, w.due_at) FROM ours WHERE w.ctid = ours.at
+    RETURNING 1
 )
-UPDATE waits w SET called_back = w.called_back OR NOT $8::bool, due_at = CASE
-    WHEN ours.later IS NULL THEN w.due_at
-    ELSE least(CASE WHEN $8::bool THEN w.due_at END, CASE
-        WHEN ours.later < 0 THEN now()
-        ELSE now() + make_interval(secs => (ours.later / $5::int + 1) * $5::int / $3::float8) END) END
-FROM ours WHERE w.ctid = ours.at
+SELECT EXISTS (SELECT FROM changed) AS changed
 
 -- name: release_due
 -- Rows whose time has come, of runs that go on: in turn by organisation, then by run, of each run those first whose call was asked for first. Not of
--- the datasets $2.
-WITH due AS (
-    SELECT o.dataset_seq, o.row_index, o.due_at, o.asked, d.run_id, r.org
-    FROM (SELECT dataset_seq, row_index, due_at, asked FROM waits WHERE state = 'waiting' AND due_at <= clock_timestamp() AND dataset_seq <> ALL($2::bigint[])
-          ORDER BY due_at LIMIT 20000) o
-    JOIN datasets d USING (dataset_seq) JOIN runs r ON r.run_id = d.run_id
-    WHERE r.halt_reason IS NULL AND r.stop_reason IS NULL AND r.finished_at IS NULL
+-- the datasets $2. Rows of runs that are halted stay due, however many: none of them is looked at. $3: how many are, those that were due first; each
+-- organisation has its part of them, and each of its datasets a part of that. When each was released tells whose turn it was first.
+WITH going AS MATERIALIZED (
+    SELECT d.dataset_seq, d.run_id, r.org, count(*) OVER (PARTITION BY r.org) AS of_org
+    FROM runs r JOIN datasets d USING (run_id) CROSS JOIN LATERAL (
+        SELECT FROM waits w WHERE w.dataset_seq = d.dataset_seq AND w.state = 'waiting' AND w.due_at <= (SELECT clock_timestamp())
+        ORDER BY w.due_at LIMIT 1
+    ) due
+    WHERE r.state IN ('queued', 'running', 'waiting') AND r.halt_reason IS NULL AND r.stop_reason IS NULL AND r.finished_at IS NULL
+      AND d.state = 'open' AND d.dataset_seq <> ALL($2::bigint[])
+), due AS (
+    SELECT g.dataset_seq, g.run_id, g.org, o.row_index, o.due_at, o.asked
+    FROM going g CROSS JOIN LATERAL (
+        SELECT w.row_index, w.due_at, w.asked FROM waits w
+        WHERE w.dataset_seq = g.dataset_seq AND w.state = 'waiting' AND w.due_at <= (SELECT clock_timestamp())
+        ORDER BY w.due_at LIMIT greatest(1, $3::bigint / (SELECT count(DISTINCT org) FROM going) / g.of_org)
+    ) o
 ), of_run AS (SELECT *, row_number() OVER (PARTITION BY run_id ORDER BY asked NULLS FIRST, due_at) AS run_turn FROM due
 ), of_org AS (SELECT *, row_number() OVER (PARTITION BY org ORDER BY run_turn, due_at) AS org_turn FROM of_run
-), picked AS (SELECT dataset_seq, row_index FROM of_org ORDER BY org_turn, due_at LIMIT $1
+), picked AS (SELECT dataset_seq, row_index, row_number() OVER (ORDER BY org_turn, due_at) AS place FROM of_org ORDER BY place LIMIT $1
 ), ours AS MATERIALIZED (
-    SELECT found.at FROM picked p CROSS JOIN LATERAL (
+    SELECT found.at, p.place FROM picked p CROSS JOIN LATERAL (
         SELECT w.ctid AS at, w.state FROM waits w WHERE w.dataset_seq = p.dataset_seq AND w.row_index = p.row_index OFFSET 0 FOR UPDATE SKIP LOCKED
     ) found WHERE found.state = 'waiting'
 )
-UPDATE waits w SET state = 'releasing', released_at = clock_timestamp() FROM ours WHERE w.ctid = ours.at RETURNING w.*
+UPDATE waits w SET state = 'releasing', released_at = now() + ours.place * interval '1 microsecond' FROM ours WHERE w.ctid = ours.at RETURNING w.*
 
 -- name: release_ended
 -- Rows that wait for nothing any more: their run was stopped, or has ended otherwise.
@@ -495,7 +519,13 @@ SELECT w.provider, count(*) AS rows FROM waits w JOIN datasets d USING (dataset_
 WHERE d.run_id = $1 AND d.state = 'open' AND w.state = 'waiting' AND NOT w.halted AND w.provider <> '' GROUP BY w.provider ORDER BY w.provider
 
 -- name: next_due
-SELECT extract(epoch FROM min(due_at) - clock_timestamp())::float8 FROM waits WHERE state = 'waiting'
+-- When the next row is due, of a run that goes on. Runs are looked at only where some row is due, which may be one of a run that is halted.
+SELECT extract(epoch FROM CASE WHEN first.due_at > clock_timestamp() THEN first.due_at WHEN first.due_at IS NOT NULL THEN (
+    SELECT min(next.due_at) FROM runs r JOIN datasets d USING (run_id) CROSS JOIN LATERAL (
+        SELECT w.due_at FROM waits w WHERE w.dataset_seq = d.dataset_seq AND w.state = 'waiting' AND w.due_at IS NOT NULL ORDER BY w.due_at LIMIT 1
+    ) next
+    WHERE r.state IN ('queued', 'running', 'waiting') AND r.halt_reason IS NULL AND r.stop_reason IS NULL AND r.finished_at IS NULL AND d.state = 'open'
+) END - clock_timestamp())::float8 FROM (SELECT min(due_at) AS due_at FROM waits WHERE state = 'waiting') first
 
 -- name: waits_of_page
 SELECT * FROM waits WHERE dataset_seq = $1 AND page = $2

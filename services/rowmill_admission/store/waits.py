@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from rowmill.runtime.db import Connection, Database
 from rowmill_admission.store import SQL
 from rowmill_contracts.runs import ParkedRow
+
+LOOKED_AT: Final = 20_000
+"""Due rows among which those are chosen that are released together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +79,18 @@ class Turns:
     sooner: bool = False
 
 
-async def provider_serves(database: Database, org: str, provider: str, turns: Turns) -> None:
-    """Call back the rows that wait for this provider."""
+async def provider_serves(database: Database, org: str, provider: str, turns: Turns) -> bool:
+    """Call back the rows that wait for this provider. False where that changes nothing."""
     order = (turns.per_second, turns.at_once, turns.together, turns.of_a_run, turns.rows)
-    await database.execute(SQL["provider_serves"], org, provider, *order, turns.sooner)
+    row = await database.fetchrow(SQL["provider_serves"], org, provider, *order, turns.sooner)
+    return row is not None and bool(row["changed"])
 
 
-async def release_due(database: Database, limit: int, *, but_for: Collection[int]) -> list[Wait]:
-    """Mark due rows as being published, in turn by organisation, then run; they are ours to publish. ``but_for``: not of these datasets."""
-    return [_wait(row) for row in await database.fetch(SQL["release_due"], limit, sorted(but_for))]
+async def release_due(database: Database, limit: int, *, but_for: Collection[int], looked_at: int = LOOKED_AT) -> list[Wait]:
+    """Mark due rows of runs that go on as being published, in turn by organisation, then run; they are ours to publish. ``but_for``: not of these
+    datasets. ``looked_at``: due rows among which they are chosen.
+    """
+    return [_wait(row) for row in await database.fetch(SQL["release_due"], limit, sorted(but_for), looked_at)]
 
 
 async def release_ended(database: Database, limit: int, *, but_for: Collection[int]) -> list[Wait]:
@@ -104,7 +110,7 @@ async def released(database: Database, dataset_seq: int, waits: Sequence[Wait]) 
 
 
 async def next_due(database: Database) -> float | None:
-    """Seconds until the next row is due (negative: overdue); None: none waits for a time."""
+    """Seconds until the next row of a run that goes on is due (negative: overdue), perhaps sooner; None: none waits for a time."""
     row = await database.fetchrow(SQL["next_due"])
     return None if row is None else row[0]
 
