@@ -48,8 +48,8 @@ class Parking:
         self._on_parked()
 
     async def provider_serves(self, message: ProviderServes) -> None:
-        """Let the rows that wait for a provider come back now at the rate that it allows, of each run the oldest first; and before any new one, unless
-        it merely has nothing to do (``sooner``).
+        """Let the rows that wait for a provider come back now at the rate that it allows: of each run the oldest first, and before any new one, but
+        where it merely has nothing to do (``sooner``).
         """
         changed = await wait_store.provider_serves(self._database, message.org, message.provider, waits.turns_of(message))
         if not message.sooner:
