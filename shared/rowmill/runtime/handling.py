@@ -138,7 +138,7 @@ class Handling:
         record = BrokerWorkRecord(session, queue, id_of(incoming)) if watched and halves(message) is None else None
         rest = None if record is None else Rest(record)
         try:
-            at_rest = max(0, crashes - await record.deaths()) if record is not None and crashes else 0
+            at_rest = await self._at_rest(session, record, crashes) if record is not None and crashes else 0
             log.warning("suspect_in_hand", queue=queue, message_type=incoming.type, message_id=incoming.message_id, crashes=crashes, at_rest=at_rest)
             earlier = earlier_crashes(incoming.headers or {})
             verdict = judge(message, crashes=crashes, earlier=earlier, at_rest=at_rest)
@@ -159,6 +159,17 @@ class Handling:
                 await rest.end()
             if record is not None:
                 await record.close()
+
+    @staticmethod
+    async def _at_rest(session: Session, record: BrokerWorkRecord, crashes: int) -> int:
+        """How many of a suspect's crashes found it at rest. Where its record cannot be read, all, for all that is known: that has a bound."""
+        try:
+            return max(0, crashes - await record.deaths())
+        except (*TRANSPORT_ERRORS, RowmillError) as error:
+            if session.ended.is_set():
+                raise  # it comes again by the next one
+            log.warning("work_record_unread", crashes=crashes, error=repr(error))
+            return crashes
 
     async def _halve(self, queue: str, incoming: AbstractIncomingMessage, verdict: Halve, *, crashes: int) -> None:
         for number, part in enumerate(verdict.parts):

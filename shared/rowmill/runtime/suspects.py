@@ -25,6 +25,9 @@ log = structlog.get_logger()
 
 HAND_BACK_SECONDS = 5.0
 
+CANCEL_SECONDS = 1.0
+"""How long what is cancelled may take to its end before its suspect is put back beside it."""
+
 LOOK_SECONDS = 2.0
 """How long a look that is under way may take to its end when we stop."""
 
@@ -99,6 +102,8 @@ class Suspects:
         left = [(queue, held) for queue, held in self._in_hand.items() if not held.handling.done()]
         for _, held in left:
             held.handling.cancel()
+        if left:
+            await asyncio.wait([held.handling for _, held in left], timeout=CANCEL_SECONDS)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HAND_BACK_SECONDS):
                 await asyncio.gather(*(self._hand_back(queue, held) for queue, held in left if not held.session.ended.is_set()))
@@ -167,6 +172,8 @@ class Suspects:
                 self._in_hand[queue] = _InHand(session, incoming, handling)
                 await asyncio.wait([handling], timeout=self._alone)
             await asyncio.wait([handling])
+            if not handling.cancelled() and (error := handling.exception()) is not None:
+                session.end(error)  # nobody has it in hand now, and nobody else is given it before the session ends
             handling.result()
         finally:
             self._in_hand.pop(queue, None)

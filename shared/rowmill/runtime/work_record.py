@@ -1,6 +1,7 @@
 """Where deaths of a suspect at work are on record: in a queue of its own at the broker, a message for each since the last death at rest.
 
-The broker has the suspect itself, so it is there whenever that is in hand. A suspect whose author code never ran has no queue.
+The broker has the suspect itself, so it is there whenever that is in hand. A suspect that nobody died of, and whose author code never
+ran, has no queue.
 """
 
 from __future__ import annotations
@@ -77,14 +78,16 @@ class BrokerWorkRecord:
                     await channel.close()
 
     async def _opened(self) -> AbstractChannel:
-        if self._channel is None:
+        if self._channel is None or self._channel.is_closed:  # the broker closes it with whatever it refuses
+            self._queue = None
             self._channel = await self._session.connection.channel(publisher_confirms=True, on_return_raises=True)
         return self._channel
 
     async def _declared(self) -> AbstractQueue:
+        channel = await self._opened()
         if self._queue is None:
             arguments: dict[str, Any] = {"x-expires": KEPT_MS}
-            self._queue = await (await self._opened()).declare_queue(self._name, durable=True, arguments=arguments)
+            self._queue = await channel.declare_queue(self._name, durable=True, arguments=arguments)
         return self._queue
 
 

@@ -14,6 +14,7 @@ from rowmill.runtime.deliveries import Delivery
 from rowmill.runtime.rest import working
 from rowmill.runtime.settings import ServiceSettings
 from rowmill.runtime.suspicion import CONDEMNED_AFTER, CRASHES
+from rowmill.runtime.work_record import record_name
 from rowmill_contracts import topology
 from rowmill_contracts.envelope import Message, decode, encode
 from rowmill_contracts.rows import RowTask, RowTasks
@@ -203,6 +204,31 @@ async def test_what_kills_only_while_it_seems_to_wait_is_condemned_in_the_end(br
     assert (mortal.deaths, mortal.handled) == (2 + CONDEMNED_AFTER, {})
     assert dead[0].headers["x-rowmill-error"] == "poison: its consumer died 22 times, 20 times while it only seemed to wait"
     assert not await left(broker_url)
+
+
+async def test_a_suspect_whose_record_cannot_be_kept_is_handled_and_blamed_for_none_of_its_deaths(broker_url: str) -> None:
+    """Somebody else has a queue of its name, so that the broker refuses ours."""
+    async with await aio_pika.connect(broker_url) as connection:
+        taken = await (await connection.channel()).declare_queue(record_name(QUEUE, "m0"), durable=True)
+        await publish(broker_url, page("well", 1))
+        deaths = 0
+
+        def at_rest(_: Message) -> bool:
+            nonlocal deaths
+            deaths += 1
+            return deaths <= 6
+
+        mortal = Mortal(broker_url, lambda _: False, at_rest)
+        done = asyncio.Event()
+        living = asyncio.create_task(mortal.live(done.is_set))
+        async with asyncio.timeout(BOUND):
+            while not mortal.handled or await left(broker_url):
+                await asyncio.sleep(0.05)
+        done.set()
+        await living
+        await taken.delete(if_unused=False, if_empty=False)
+    assert (mortal.handled, mortal.deaths) == ({"well00": 1}, 6)
+    assert not await letters(broker_url)
 
 
 async def test_deliveries_that_a_process_outlived_make_nothing_suspect(broker_url: str) -> None:
