@@ -67,7 +67,7 @@ class Engine:
         serves: Serves = lambda _org, _provider, _message: None,
         step_back: Callable[[int], Awaitable[None]] = _alone,
         tell_freed: Callable[[list[int]], Awaitable[None]] = _untold,
-        sooner: Callable[[ProviderServes], None] = lambda _: None,
+        sooner: Callable[[ProviderServes], bool] = lambda _: True,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -181,6 +181,9 @@ class _InHand:
 
     def holds(self, shard: int) -> bool:
         return self._engine.shards.holds(shard)
+
+    def lapsed(self, shard: int) -> bool:
+        return self._engine.shards.lapsed(shard)
 
     def may_send(self, lane: Lane) -> bool:
         return self._engine.dispatcher.may_send(lane)

@@ -8,7 +8,7 @@ stands far in the future would wait while its lane is idle, so whoever has an id
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -19,6 +19,8 @@ from rowmill_tool_gateway.settling import BEFOREHAND, CORRECTED, STEPS
 
 PATIENCE: Final = 5
 """The part of the time that a call waits in hand for which a lane has nothing to send before it says so."""
+EACH_LOOK: Final = 10
+"""Lanes of which it is said at one look at most; the others have their turn at the next ones. Admission looks for rows once for each."""
 SCOUTS: Final = 2
 """For how many of the longest pauses between probes none has come of the calls that find out whether a provider serves, before another is called."""
 
@@ -27,6 +29,8 @@ class Right(Protocol):
     """Whose lanes are which, and what is in hand of them."""
 
     def holds(self, shard: int) -> bool: ...
+
+    def lapsed(self, shard: int) -> bool: ...
 
     def may_send(self, lane: Lane) -> bool: ...
 
@@ -46,10 +50,10 @@ class _Idle:
 
 
 class Idling:
-    """``sooner``: told how rows are to come that wait for a lane. ``lanes``: every lane that had a call."""
+    """``sooner``: told how rows are to come that wait for a lane; False: it cannot be told now. ``lanes``: every lane that had a call."""
 
     def __init__(
-        self, lanes: Callable[[], Iterable[Lane]], right: Right, settings: ToolGatewaySettings, sooner: Callable[[ProviderServes], None]
+        self, lanes: Callable[[], Iterable[Lane]], right: Right, settings: ToolGatewaySettings, sooner: Callable[[ProviderServes], bool]
     ) -> None:
         self._lanes = lanes
         self._right = right
@@ -58,10 +62,22 @@ class Idling:
         self._idle: dict[Lane, _Idle] = {}
 
     def look(self, now: float) -> None:
-        """Say so where it is time to. To be called several times while a call waits in hand. ``now``: by the monotonic clock."""
+        """Say so where it is time to: of a few lanes, those first for which somebody is known to wait, and of which it was not said for longest.
+        To be called several times while a call waits in hand. ``now``: by the monotonic clock.
+        """
+        told = 0
+        for _, lane, idle in sorted(self._due(now), key=lambda due: due[0]):
+            told += self._tell(lane, idle, now)
+            if told == EACH_LOOK:
+                return
+
+    def _due(self, now: float) -> Iterator[tuple[tuple[bool, float, float], Lane, _Idle]]:
+        """Lanes of which it is time to say so, each with its place among them."""
         for lane in self._lanes():
             idle, waited_for = self._idle.get(lane), lane.waited_for_until > now
             if not waited_for or not self._right.holds(lane.shard):
+                if waited_for and self._right.lapsed(lane.shard):
+                    continue  # likely it is ours again in a moment, and nothing was forgotten
                 if idle is not None:
                     del self._idle[lane]
                     self._left(lane, now)
@@ -69,7 +85,7 @@ class Idling:
             if idle is None:
                 idle = self._idle[lane] = _Idle(self._settings.hand)
             if self._is_time(lane, idle, now):
-                self._tell(lane, idle, now)
+                yield (not lane.is_waited_for(now), idle.told, now if idle.since is None else idle.since), lane, idle
 
     def _left(self, lane: Lane, now: float) -> None:
         """Whoever has the lane next is to hear that somebody waits for it: from one who does."""
@@ -96,18 +112,21 @@ class Idling:
         """Calls that are to be in hand ahead of their turn."""
         return lane.requests_per_second() / lane.weight * self._settings.lead
 
-    def _tell(self, lane: Lane, idle: _Idle, now: float) -> None:
-        """Less and less often while nobody comes: perhaps nobody waits any more."""
-        idle.pause = self._settings.hand if lane.came != idle.came else min(2 * idle.pause, self._settings.away_wait)
-        idle.told, idle.came = now, lane.came
+    def _tell(self, lane: Lane, idle: _Idle, now: float) -> bool:
+        """Less and less often while nobody comes: perhaps nobody waits any more. False where it cannot be told now."""
         if lane.unavailable_for(now) is None:
             at_once, soon = (lane.claim_room(now, seconds) / lane.weight - self._right.backlog(lane) for seconds in (0.0, self._settings.lead))
             at_once = max(1, int(at_once), round(soon * CORRECTED))
             message = self._message(lane, at_once=at_once, per_second=lane.requests_per_second() / lane.weight)
         else:  # one finds out whether the provider serves
             message = self._message(lane, at_once=1, per_second=1 / self._settings.hand)
+        if not self._sooner(message):
+            idle.since = now  # be patient anew
+            return False
         lane.called_sooner(now, message.seconds)
-        self._sooner(message)
+        idle.pause = self._settings.hand if lane.came != idle.came else min(2 * idle.pause, self._settings.away_wait)
+        idle.told, idle.came = now, lane.came
+        return True
 
     def _message(self, lane: Lane, *, at_once: int, per_second: float) -> ProviderServes:
         return ProviderServes(

@@ -79,6 +79,8 @@ class Lane:
         self._waited_for_until = float("-inf")
         self._new = True
         """Who had the lane before may have sent calls away, and nobody was called since."""
+        self._heard_until = float("-inf")
+        """Until when calls wait that were sent away by when the last one came here."""
         self._ours_since = float("inf")
         self._appointment = float("-inf")
         self._scout_at, self._scout_gap = float("-inf"), 0.0
@@ -244,7 +246,7 @@ class Lane:
         return start - now + (by_slots if self.pace is None else max(by_slots, self.pace.wait_behind(start, requests_before)))
 
     def taken_over(self, now: float) -> None:
-        """The lane is ours anew: who had an appointment before has gone elsewhere, and nobody needs to come after them."""
+        """The lane is ours anew, and may have been another's: who had an appointment before has gone there, and nobody needs to come after them."""
         self._appointment = float("-inf")
         self._new = True
         self._ours_since = now
@@ -254,14 +256,21 @@ class Lane:
         lane was not ours then, others may wait by appointments that are not known here, for as long as anyone does.
         """
         self.came += 1
+        self._heard_until = now + longest_wait
         self._ours_since = min(self._ours_since, now)
         if waited > hand and now - waited < self._ours_since:
             self.weight, self._waited_for_until = weight, max(self._waited_for_until, now + longest_wait)
 
     @property
     def waited_for_until(self) -> float:
-        """Until when calls may wait elsewhere for their turn here, as far as is known; infinite where that is to be found out."""
-        return math.inf if self._new else self._waited_for_until
+        """Until when calls may wait elsewhere for their turn here, as far as is known. Where it is to be found out, for as long after the last call
+        came as any may wait: lanes of which nobody has heard for longer are many, and nobody asks for them.
+        """
+        return max(self._waited_for_until, self._heard_until) if self._new else self._waited_for_until
+
+    def is_waited_for(self, now: float) -> bool:
+        """Whether calls wait elsewhere for their turn here, as far as is known and not merely to be found out."""
+        return self._waited_for_until > now
 
     def called_sooner(self, now: float, seconds: float) -> None:
         """Those who wait come within so many seconds, as far as there is room, and others after them."""

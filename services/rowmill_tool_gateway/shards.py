@@ -124,6 +124,11 @@ class ShardLeases:
         lease = self._leases.get(shard)
         return lease.term if lease is not None and lease.holds(self._clock.monotonic()) else None
 
+    def lapsed(self, shard: int) -> bool:
+        """Whether the shard is not ours only as its lease could not be renewed in time: it may be ours again as it was, under the same term."""
+        lease = self._leases.get(shard)
+        return lease is not None and lease.parting is None and lease.leaving is None and not lease.elsewhere and not self.holds(shard)
+
     def handed_over(self, shard: int, term: int | None) -> bool:
         """Whether the shard was ours under that term until it was, or is being, given up. Nobody took it from us, so the leases of calls that were
         sent under that term do not end with it.
@@ -352,8 +357,8 @@ class ShardLeases:
             lease = self._leases.get(answer.shard)
             if lease is None:
                 continue
-            held = self.holds(answer.shard)
-            if not answer.held or answer.term != lease.term:
+            held, same = self.holds(answer.shard), answer.term == lease.term
+            if not answer.held or not same:
                 self._permits.lost(answer.shard)
                 self._standings.lost(answer.shard)
             lease.term = answer.term
@@ -365,7 +370,7 @@ class ShardLeases:
                 log.info("shard_taken" if answer.held else "shard_lost", shard=answer.shard, term=answer.term)
                 if answer.held:
                     changed.add(answer.shard)
-                    for lane in self._work.lanes():
+                    for lane in () if same else self._work.lanes():
                         if lane.shard == answer.shard:
                             lane.taken_over(asked)
         terms = {answer.shard: answer.term for answer in reply.shards if answer.held and answer.shard in self._leases}

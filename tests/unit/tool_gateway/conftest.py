@@ -185,7 +185,7 @@ class Rig:
             serves=self._serves,
             step_back=self._step_back,
             tell_freed=self._tell_freed,
-            sooner=self.sooner.append,
+            sooner=self._sooner,
         )
         self.engine.start()
 
@@ -202,6 +202,10 @@ class Rig:
         assert told is not None
         assert (told.org, told.provider) == (org, provider)
         self.serving.append(told)
+
+    def _sooner(self, message: ProviderServes) -> bool:
+        self.sooner.append(message)
+        return True
 
     def _carrier(self, tool: Tool) -> Carrier:
         if tool.kind == "http":

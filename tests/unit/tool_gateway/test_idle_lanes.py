@@ -14,11 +14,9 @@ from tests.unit.tool_gateway.conftest import Rig
 
 from rowmill import HttpTool, Provider
 from rowmill.durations import Rate
-from rowmill.runtime.clock import SystemClock
 from rowmill_admission.waits import turns_of
 from rowmill_contracts.runs import ProviderServes
 from rowmill_contracts.tools import CallItem
-from rowmill_tool_gateway.calling_back import CallBack
 from rowmill_tool_gateway.flights import Flight
 from rowmill_tool_gateway.idling import PATIENCE, SCOUTS, Idling
 from rowmill_tool_gateway.lanes import Lane, ProbePolicy
@@ -56,6 +54,10 @@ class World:
     """When each request that is open began, and will end."""
     told: int = 0
     ours: bool = True
+    away: bool = False
+    """The receipt-store: the lease of what is ours is over."""
+    deaf: bool = False
+    """What is said of idle lanes cannot be told."""
     idle_since: float | None = None
 
     def __post_init__(self) -> None:
@@ -71,7 +73,10 @@ class World:
     # ---- what the lanes that idle look at ----
 
     def holds(self, shard: int) -> bool:
-        return self.ours
+        return self.ours and not self.away
+
+    def lapsed(self, shard: int) -> bool:
+        return self.ours and self.away
 
     def may_send(self, lane: Lane) -> bool:
         return True
@@ -79,13 +84,16 @@ class World:
     def backlog(self, lane: Lane) -> int:
         return len(self.in_hand)
 
-    def _sooner(self, message: ProviderServes) -> None:
+    def _sooner(self, message: ProviderServes) -> bool:
+        if self.deaf:
+            return False
         self.told += 1
         turns = turns_of(message)
         assert turns.sooner
         for turn, row in enumerate(sorted(self.waiting, key=lambda row: row.asked)[: turns.rows]):
             later = turn - turns.at_once
             row.due = min(row.due, self.now + (0 if later < 0 else (later // turns.together + 1) * turns.together / turns.per_second))
+        return True
 
     # ---- what happens ----
 
@@ -254,6 +262,38 @@ def test_who_gives_a_lane_up_has_one_come_that_waits_so_that_the_next_holder_hea
     assert world.told - before == (1 if waited else 0)
 
 
+def test_a_lane_whose_lease_lapses_and_is_renewed_is_not_given_up_and_forgets_nobody() -> None:
+    world = World("2/s", 4)
+    world.come(80)
+    world.copies(200)
+    world.run(1.0)
+    before = world.told
+    world.away = True
+    for _ in range(10):
+        world.now += STEP
+        world.idling.look(world.now)
+    assert world.told == before
+    world.away = False
+    assert world.waiting
+    world.run(400.0)
+
+
+def test_what_cannot_be_told_of_an_idle_lane_is_told_as_soon_as_it_can() -> None:
+    world = World("2/s", 4)
+    world.come(20)
+    world.stop(20)
+    world.deaf = True
+    until = world.now + 60.0
+    while world.now < until:
+        world.now += STEP
+        world.in_hand.clear()
+        world.idling.look(world.now)
+    world.deaf, world.idle_since = False, None
+    world.waiting.append(Row(asked=world.now, due=world.now + 200.0))
+    world.run(30.0)
+    assert not world.waiting
+
+
 # ---- in a whole gateway ----
 
 
@@ -312,6 +352,23 @@ async def test_a_gateway_says_nothing_more_of_a_lane_whose_calls_all_were_sent(r
     assert len(rig.sooner) == 1
 
 
+async def test_a_gateway_says_nothing_of_its_lanes_when_their_lease_lapses_and_is_renewed() -> None:
+    rig = Rig(ToolGatewaySettings(hand=0.4))
+    item = rig.item(tool(), {"domain": "first"}, asked=rig.clock.now())
+    await rig.ask([item])
+    [lane] = rig.engine.dispatcher.lanes
+    async with asyncio.timeout(20):
+        while not rig.sooner:
+            await asyncio.sleep(0.01)
+        rig.engine.shards.refused(lane.shard)
+        assert rig.engine.shards.lapsed(lane.shard)
+        while not rig.engine.shards.holds(lane.shard):
+            await asyncio.sleep(0.01)
+    await rig.clock.sleep(2 * rig.settings.hand)
+    await rig.stop()
+    assert len(rig.sooner) == 1
+
+
 async def test_a_row_whose_call_is_asked_for_twice_has_one_appointment(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a new connection, when executors ask for everything again. Each would leave the lane idle for a turn."""
     rig = Rig(ToolGatewaySettings(hand=0.8, claim_ahead=0.0))
@@ -339,32 +396,3 @@ async def test_a_burst_is_sent_by_which_the_hand_is_larger_than_the_rate() -> No
     await rig.stop()
     assert [outcome.outcome for outcome in outcomes] == ["completed"] * 30 + ["deferred"] * 10
     assert min(outcome.wait_ms for outcome in outcomes[30:]) > 50_000
-
-
-async def test_that_a_lane_is_idle_is_told_once_and_not_while_its_rows_are_called_back_anyway() -> None:
-    told: list[ProviderServes] = []
-    confirmed = asyncio.Event()
-
-    async def publish(message: ProviderServes) -> None:
-        told.append(message)
-        await confirmed.wait()
-
-    idle, serves = (ProviderServes(org="acme", provider="there", per_second=1.0, sooner=sooner) for sooner in (True, False))
-    call_back = CallBack(publish, every=3600.0, for_long=3600.0, clock=SystemClock())
-    call_back.sooner(idle)
-    call_back.sooner(idle)
-    await asyncio.sleep(0)
-    confirmed.set()
-    while call_back._telling:
-        await asyncio.sleep(0)
-    assert told == [idle]
-    call_back.sooner(idle)
-    while call_back._telling:
-        await asyncio.sleep(0)
-    assert told == [idle, idle]
-    call_back.serves("acme", "there", lambda: serves)
-    call_back.sooner(idle)
-    while len(told) < 3:
-        await asyncio.sleep(0)
-    await call_back.stop()
-    assert told == [idle, idle, serves]
