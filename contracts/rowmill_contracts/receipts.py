@@ -67,8 +67,8 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     confirm: a budget pays for it, and what may have been sent spends that). ``completed``: ``output`` serves. ``failed``: failed in this run.
     ``held``: another live lease, of ``run_id``, or claims of the run itself that are not sent have what is left of its budget; ask again after
     ``wait_ms``. ``unknown``: blocked until an operator decides. ``refused``: the shard's term is over, or the presence. ``absent``: nothing stored
-    (``only_cached``). ``reason``: why the run is halted, or which budget does not pay for which receipt. ``run_id`` and ``caller``: who paid for the
-    output; ``took_over``: an earlier dispatch may have had its effect (its lease expired while running).
+    (``only_cached``). ``reason``: why the run is halted, which budget does not pay for which receipt, or which is taken meanwhile. ``run_id`` and
+    ``caller``: who paid for the output; ``took_over``: an earlier dispatch may have had its effect (its lease expired while running).
     ``alone``: granted, and not confirmed even where that was asked for: gateways died with this call in hand, so it is to be sent alone, after a
     `Confirm` that says so.
     """

@@ -16,11 +16,12 @@ from rowmill_receipt_store.leasing import Leasing
 from rowmill_receipt_store.merging import Merger
 from rowmill_receipt_store.operating import Operating
 from rowmill_receipt_store.operator_store import OperatorStore
+from rowmill_receipt_store.pinned_plans import SERVER_SETTINGS
 from rowmill_receipt_store.presence_store import PresenceStore
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.settings import ReceiptStoreSettings
 from rowmill_receipt_store.standing_store import StandingStore
-from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Store
+from rowmill_receipt_store.store import SCHEMA, Store
 from rowmill_receipt_store.sweeping import Sweep
 from rowmill_receipt_store.window_store import WindowStore
 
@@ -50,6 +51,7 @@ class App:
                 shard_lease=settings.shard_lease,
                 shard_grace=settings.shard_grace,
                 answer_bytes=settings.answer_bytes,
+                unsent_wait=settings.unsent_wait,
             ),
             held_poll=settings.held_poll,
             output_limit=settings.output_limit,
@@ -70,7 +72,6 @@ class App:
             interval=settings.sweep_interval,
             patience=settings.queued_lease,
             page=settings.sweep_page,
-            pages=settings.sweep_pages,
         )
         self._sweeping = asyncio.create_task(sweep.run(), name="sweep")
 

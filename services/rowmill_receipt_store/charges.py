@@ -71,7 +71,7 @@ def net_spend(run_id: str, spend: Spend, former: Former | None) -> Spend:
 
 class Account(msgspec.Struct, frozen=True):
     """A run's budgets as they are stored: each kind's limit and what is left of it (None: not limited). ``late``: the wall time is over.
-    ``unsent``: what claims have reserved that are not confirmed.
+    ``unsent``: what claims have reserved that are not confirmed, and may come back soon.
     """
 
     money: Decimal | None = None
@@ -132,6 +132,11 @@ def may_fit(kind: Kind, account: Account, spend: Spend) -> bool:
             return account.retries_left is not None and spend.retries <= account.retries_left + account.unsent.retries
         case "wall_time":
             return False
+
+
+def taken_reason(kind: Kind) -> str:
+    """Why a call waits while its run goes on."""
+    return f"budget: {kind}, what is left is taken by calls that are not sent yet"
 
 
 def spent_reason(kind: Kind, account: Account, spend: Spend, receipt: str) -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from rowmill_contracts.receipts import Claim, ClaimAnswer, ClaimReceipts
 from rowmill_contracts.tools import Effect, ToolFailure
-from rowmill_receipt_store.charges import UNLIMITED, Account, Former, Spend, former_charge, net_spend
+from rowmill_receipt_store.charges import UNLIMITED, Account, Former, Kind, Spend, former_charge, net_spend, taken_reason
 from rowmill_receipt_store.deaths import USUAL, DeathRule
 from rowmill_receipt_store.freshness import serves
 from rowmill_receipt_store.shards import spending_term, term_holds
@@ -142,13 +142,16 @@ class Again(msgspec.Struct, frozen=True):
     answer: ClaimAnswer
 
 
+Decision = ClaimAnswer | Grant | Doubt | Condemned | Again
+
+
 def first_claim(wanted: Wanted) -> Grant:
     """The grant for a key that was never claimed."""
     spend = Spend(wanted.claim.cost, calls=int(wanted.claim.counted))
     return Grant(wanted, 0, 0, False, None, spend, spend)
 
 
-def decide_claim(wanted: Wanted, found: Found, *, held_poll: float, rule: DeathRule = USUAL) -> ClaimAnswer | Grant | Doubt | Condemned | Again:
+def decide_claim(wanted: Wanted, found: Found, *, held_poll: float, rule: DeathRule = USUAL) -> Decision:
     """What a claim is answered or what is to be stored for it; budgets are judged by the caller, over the page.
 
     ``held_poll``: seconds after which one that waits for another's lease asks again, at most.
@@ -178,12 +181,11 @@ def decide_claim(wanted: Wanted, found: Found, *, held_poll: float, rule: DeathR
     return _decide_lease(wanted, receipt, held_poll, rule, tried=found.tried)
 
 
-def _decide_lease(
-    wanted: Wanted, receipt: Receipt, held_poll: float, rule: DeathRule, *, tried: bool
-) -> ClaimAnswer | Grant | Doubt | Condemned | Again:
+def _decide_lease(wanted: Wanted, receipt: Receipt, held_poll: float, rule: DeathRule, *, tried: bool) -> Decision:
     """No output and no failure answers: who may have the lease?"""
     claim, request = wanted.claim, wanted.request
-    ours = receipt.lease_id == claim.lease_id
+    same = receipt.lease_id == claim.lease_id
+    ours = same and receipt.run_id == claim.run_id  # else that run would pay
     match receipt.state:
         case "outcome_unknown":
             return ClaimAnswer(state="unknown", run_id=receipt.run_id, failure=receipt.last_failure)
@@ -196,7 +198,7 @@ def _decide_lease(
             return ClaimAnswer(state="held", wait_ms=_wait_ms(receipt.remaining, held_poll), run_id=receipt.run_id)
         case "running" if receipt.effect == "non_idempotent":
             return Doubt(receipt.revision)
-        case "completed" | "failed" | "released" if ours:
+        case "completed" | "failed" | "released" if same:
             # A copy of a claim that was served and ended before it came: its caller has another lease by now, or wants none.
             return ClaimAnswer(state="held", wait_ms=_wait_ms(held_poll, held_poll))
         case _ if request.only_cached:
@@ -245,9 +247,9 @@ def granted(grant: Grant, dispatch: int) -> ClaimAnswer:
     )
 
 
-def waiting(wanted: Wanted, held_poll: float) -> ClaimAnswer:
-    """The answer to a claim that waits for what other claims of its run become, which have its budget and are not sent."""
-    return ClaimAnswer(state="held", wait_ms=_wait_ms(held_poll, held_poll), run_id=wanted.claim.run_id)
+def waiting(wanted: Wanted, kind: Kind, held_poll: float) -> ClaimAnswer:
+    """The answer to a claim that waits for what other claims of its run become, which have its budget of ``kind`` and are not sent."""
+    return ClaimAnswer(state="held", wait_ms=_wait_ms(held_poll, held_poll), run_id=wanted.claim.run_id, reason=taken_reason(kind))
 
 
 def why_unconfirmed(lease_id: str, term: int | None, found: Found) -> Literal["halted", "refused", "lost"] | None:

@@ -5,8 +5,8 @@
 --   Arrays are index-aligned, sorted by key, and hold a key once (FACTS.md: else deadlocks and cardinality violations).
 --   Locks are taken in one order: rows of `runs` by id, then rows of `receipts` by key. The count over `accounts` makes Postgres lock the
 --   first before it touches the second.
---   What a budget pays for is claimed first and confirmed right before it is sent. In between its charge is `unsent`, and stands among the run's
---   unsent ones: each statement that makes, confirms or removes such a charge moves both in its own commit.
+--   What a budget pays for is claimed first and confirmed right before it is sent. In between its charge is `unsent`. That only says where to look:
+--   whether it is, its receipt says (queued, for that run and dispatch). No sum of it is kept, so that none can be wrong.
 --   What changes charges adds the same to the run's row of `tallies` that is the session's own (`tallied`), so that nobody waits for one. A dispatch is
 --   tallied as a call, whatever it costs, by its claim (`counted`), and is none any more where it was not sent, or was refused without a charge.
 --   Whoever claims or confirms names `runs` in a locking clause, which holds ROW SHARE on the table: halt_run waits for those under way.
@@ -83,25 +83,22 @@ WITH accounts AS MATERIALIZED (
     WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.dispatch
         AND (f.fate = 'refund' OR f.fate = 'replace' AND f.nothing_instead)
 ), doubted AS (
-    UPDATE charges c SET unknown = true FROM former f
+    UPDATE charges c SET unknown = true, unsent = false FROM former f
     WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.dispatch AND f.fate = 'unknown' AND c.spent IS NULL
 ), charged AS (
-    INSERT INTO charges (run_id, key, dispatch, reserved, lease_id, calls, retries, unsent)
-    SELECT run_id, key, charged_dispatch, reserved, lease_id, calls, retries, unsent FROM reserved
+    INSERT INTO charges (run_id, key, dispatch, reserved, lease_id, calls, retries, unsent, claimed_at)
+    SELECT run_id, key, charged_dispatch, reserved, lease_id, calls, retries, unsent, now() + $1::interval FROM reserved
     ON CONFLICT (run_id, key, dispatch) DO UPDATE SET
-        reserved = excluded.reserved, lease_id = excluded.lease_id, calls = excluded.calls, retries = excluded.retries, unsent = excluded.unsent
+        reserved = excluded.reserved, lease_id = excluded.lease_id, calls = excluded.calls, retries = excluded.retries, unsent = excluded.unsent,
+        claimed_at = excluded.claimed_at
 ), booked AS (
-    UPDATE runs SET
-        charged = runs.charged + d.money, calls = runs.calls + d.calls, retries = runs.retries + d.retries,
-        unsent = runs.unsent + d.unsent, unsent_calls = runs.unsent_calls + d.unsent_calls, unsent_retries = runs.unsent_retries + d.unsent_retries
+    UPDATE runs SET charged = runs.charged + d.money, calls = runs.calls + d.calls, retries = runs.retries + d.retries
     FROM (
-        SELECT
-            run_id, sum(money) AS money, sum(calls) AS calls, sum(retries) AS retries,
-            sum(money * unsent) AS unsent, sum(calls * unsent) AS unsent_calls, sum(retries * unsent) AS unsent_retries
+        SELECT run_id, sum(money) AS money, sum(calls) AS calls, sum(retries) AS retries
         FROM (
-            SELECT run_id, reserved AS money, calls, retries, unsent::integer FROM reserved
+            SELECT run_id, reserved AS money, calls, retries FROM reserved
             UNION ALL
-            SELECT run_id, -money::numeric, -calls, -retries, 1 FROM former WHERE fate <> 'unknown'
+            SELECT run_id, -money::numeric, -calls, -retries FROM former WHERE fate <> 'unknown'
         ) AS moved
         GROUP BY run_id
     ) AS d
@@ -124,6 +121,15 @@ SELECT key, CASE WHEN unsent THEN 0 ELSE dispatch END AS dispatch FROM made;
 -- shard that is asked for. Outputs come until together they are over $5 bytes, the first in any case; a negative $5 reads none.
 -- OFFSET 0 has a charge found by the whole of its key: in a join that the planner may take apart it was found by run and dispatch, among all charges of
 -- its run, by plans that were made while there were few.
+-- `unsent`: what the run's claims of the last $7 have reserved that are not confirmed; a null $7 does not ask. One snapshot: what is left of a budget and
+-- what of it may come back are of the same moment.
+WITH unsent AS MATERIALIZED (
+    SELECT w.run_id, sum(w.reserved) AS money, sum(w.calls) AS calls, sum(w.retries) AS retries
+    FROM charges w JOIN receipts r ON r.key = ANY (ARRAY[w.key])
+    WHERE $7::interval IS NOT NULL AND w.unsent AND (CASE WHEN w.unsent THEN w.run_id END) = ANY ($3::text[])
+        AND w.claimed_at > now() + $1::interval - $7::interval AND r.state = 'queued' AND r.run_id = w.run_id AND r.dispatch + 1 = w.dispatch
+    GROUP BY w.run_id
+)
 SELECT
     a.key, r.revision, r.state, r.dispatch, r.lease_id, r.run_id, r.tool, r.effect, r.reserved, r.took_over, r.deaths, r.alone, r.counted,
     (
@@ -144,7 +150,7 @@ SELECT
     CASE WHEN coalesce(f.failed_at >= m.retried_at, true) THEN f.failure END AS failure, f.dispatch AS failed_dispatch,
     m.state AS run_state, m.reason AS run_reason, m.budget AS money, m.budget - m.charged AS money_left,
     m.calls_limit, m.calls_limit - m.calls AS calls_left, m.retries_limit, m.retries_limit - m.retries AS retries_left,
-    coalesce(m.unsent, 0) AS unsent, coalesce(m.unsent_calls, 0) AS unsent_calls, coalesce(m.unsent_retries, 0) AS unsent_retries,
+    coalesce(u.money, 0) AS unsent, coalesce(u.calls, 0) AS unsent_calls, coalesce(u.retries, 0) AS unsent_retries,
     m.wall_limit, coalesce(m.deadline <= now() + $1::interval, false) AS late,
     coalesce(g.calls, 0) AS held_calls, coalesce(g.retries, 0) AS held_retries,
     coalesce(m.counts, false) AND EXISTS (
@@ -165,6 +171,7 @@ LEFT JOIN LATERAL (
     OFFSET 0
 ) g ON true
 LEFT JOIN runs m ON m.run_id = ANY (ARRAY[a.run_id])
+LEFT JOIN unsent u ON u.run_id = a.run_id
 LEFT JOIN shards t ON t.shard = a.shard
 LEFT JOIN presences p ON p.presence = ANY (ARRAY[r.presence])
 LEFT JOIN presences q ON q.presence = ANY (ARRAY[a.presence])
@@ -178,7 +185,7 @@ WITH doubted AS (
     WHERE r.key = ANY (ARRAY[a.key]) AND r.revision = a.revision AND r.state = 'running'
     RETURNING r.key, r.run_id, r.dispatch
 ), kept AS (
-    UPDATE charges c SET unknown = true FROM doubted d
+    UPDATE charges c SET unknown = true, unsent = false FROM doubted d
     WHERE c.run_id = ANY (ARRAY[d.run_id]) AND c.key = d.key AND c.dispatch = d.dispatch AND c.spent IS NULL
 )
 SELECT key FROM doubted;
@@ -198,7 +205,7 @@ WITH condemned AS (
     SELECT key, asked_by, dispatch, failure, now() + $1::interval FROM condemned
     ON CONFLICT (key, run_id) DO UPDATE SET dispatch = excluded.dispatch, failure = excluded.failure, failed_at = excluded.failed_at
 ), charged AS (
-    UPDATE charges c SET unknown = true FROM condemned d
+    UPDATE charges c SET unknown = true, unsent = false FROM condemned d
     WHERE c.run_id = ANY (ARRAY[d.run_id]) AND c.key = d.key AND c.dispatch = d.dispatch AND c.spent IS NULL
 )
 SELECT key FROM condemned;
@@ -206,7 +213,8 @@ SELECT key FROM condemned;
 -- name: confirm
 -- Queued leases become running under a new dispatch number; one that runs already keeps its number, so a repeat is the same confirmation.
 -- A lease that is over but that nobody took is still its holder's, and from now on is bound to the term that confirms it: the end of the term that
--- claimed it does not end it. What it reserved is unsent no more. $2: life of a running lease. `alone`: nothing goes beside it in its gateway; confirmed again without, that is over.
+-- claimed it does not end it. What it reserved is unsent no more. $2: life of a running lease. `alone`: nothing goes beside it in its gateway; confirmed again
+-- without, that is over.
 -- $9: the runs, sorted.
 WITH accounts AS MATERIALIZED (
     SELECT run_id FROM runs WHERE run_id = ANY ($9::text[]) ORDER BY run_id FOR NO KEY UPDATE
@@ -228,12 +236,6 @@ WITH accounts AS MATERIALIZED (
 ), sent AS (
     UPDATE charges c SET unsent = false FROM confirmed f
     WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.dispatch AND c.unsent
-    RETURNING c.run_id, c.reserved, c.calls, c.retries
-), booked AS (
-    UPDATE runs SET
-        unsent = runs.unsent - d.money, unsent_calls = runs.unsent_calls - d.calls, unsent_retries = runs.unsent_retries - d.retries
-    FROM (SELECT run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries FROM sent GROUP BY run_id) AS d
-    WHERE runs.run_id = ANY (ARRAY[d.run_id])
 )
 SELECT key, dispatch FROM confirmed;
 
@@ -264,10 +266,10 @@ WITH accounts AS MATERIALIZED (
         AND r.key = ANY (ARRAY[a.key]) AND r.lease_id = a.lease_id AND r.dispatch = a.dispatch AND r.state IN ('running', 'outcome_unknown')
     RETURNING r.key, r.run_id, r.dispatch, r.reserved, r.cost, r.completed_at
 ), settled AS (
-    INSERT INTO charges AS c (run_id, key, dispatch, reserved, spent)
-    SELECT s.run_id, s.key, s.dispatch, 0, s.cost FROM stored s LEFT JOIN accounts n ON n.run_id = s.run_id
+    INSERT INTO charges AS c (run_id, key, dispatch, reserved, spent, unsent)
+    SELECT s.run_id, s.key, s.dispatch, 0, s.cost, false FROM stored s LEFT JOIN accounts n ON n.run_id = s.run_id
     WHERE s.reserved > 0 OR s.cost > 0 OR n.counts
-    ON CONFLICT (run_id, key, dispatch) DO UPDATE SET spent = excluded.spent, unknown = false WHERE c.spent IS NULL
+    ON CONFLICT (run_id, key, dispatch) DO UPDATE SET spent = excluded.spent, unknown = false, unsent = false WHERE c.spent IS NULL
     RETURNING c.run_id, c.key, c.spent - c.reserved AS difference, c.spent, c.reserved
 ), booked AS (
     UPDATE runs SET
@@ -317,23 +319,17 @@ WITH accounts AS MATERIALIZED (
     ON CONFLICT (key, run_id) DO UPDATE SET dispatch = excluded.dispatch, failure = excluded.failure, failed_at = excluded.failed_at
 ), settled AS (
     UPDATE charges c SET
-        spent = CASE WHEN f.state = 'outcome_unknown' THEN NULL ELSE c.reserved END, unknown = f.state = 'outcome_unknown'
+        spent = CASE WHEN f.state = 'outcome_unknown' THEN NULL ELSE c.reserved END, unknown = f.state = 'outcome_unknown', unsent = false
     FROM failed f
     WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.charged_dispatch AND c.spent IS NULL AND NOT f.refund
 ), refunded AS (
     DELETE FROM charges c USING failed f
     WHERE c.run_id = ANY (ARRAY[f.run_id]) AND c.key = f.key AND c.dispatch = f.charged_dispatch AND c.spent IS NULL AND f.refund
-    RETURNING c.run_id, c.reserved, c.calls, c.retries, c.unsent::integer
+    RETURNING c.run_id, c.reserved, c.calls, c.retries
 ), booked AS (
     UPDATE runs SET
-        charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries,
-        unsent = runs.unsent - d.unsent, unsent_calls = runs.unsent_calls - d.unsent_calls, unsent_retries = runs.unsent_retries - d.unsent_retries
-    FROM (
-        SELECT
-            run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries,
-            sum(reserved * unsent) AS unsent, sum(calls * unsent) AS unsent_calls, sum(retries * unsent) AS unsent_retries
-        FROM refunded GROUP BY run_id
-    ) AS d
+        charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries
+    FROM (SELECT run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries FROM refunded GROUP BY run_id) AS d
     WHERE runs.run_id = ANY (ARRAY[d.run_id])
 ), tallied AS (
     INSERT INTO tallies AS t (run_id, session, changes, charged, calls)
@@ -385,17 +381,11 @@ WITH accounts AS MATERIALIZED (
     DELETE FROM charges c USING asked a
     WHERE c.run_id = ANY (ARRAY[a.run_id]) AND c.key = a.key AND c.spent IS NULL
         AND CASE a.dispatch WHEN 0 THEN c.lease_id = a.lease_id ELSE c.dispatch = a.dispatch END
-    RETURNING c.key, c.run_id, c.reserved, c.calls, c.retries, c.unsent::integer
+    RETURNING c.key, c.run_id, c.reserved, c.calls, c.retries
 ), booked AS (
     UPDATE runs SET
-        charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries,
-        unsent = runs.unsent - d.unsent, unsent_calls = runs.unsent_calls - d.unsent_calls, unsent_retries = runs.unsent_retries - d.unsent_retries
-    FROM (
-        SELECT
-            run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries,
-            sum(reserved * unsent) AS unsent, sum(calls * unsent) AS unsent_calls, sum(retries * unsent) AS unsent_retries
-        FROM refunded GROUP BY run_id
-    ) AS d
+        charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries
+    FROM (SELECT run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries FROM refunded GROUP BY run_id) AS d
     WHERE runs.run_id = ANY (ARRAY[d.run_id])
 ), tallied AS (
     INSERT INTO tallies AS t (run_id, session, changes, charged, calls)
@@ -412,38 +402,31 @@ WITH accounts AS MATERIALIZED (
 SELECT key FROM given_back;
 
 -- name: sweep
--- Among the $3 charges after ($4, $5, $6), in the order of their key, those that are reserved by claims which have been over for $2: each claim is
--- released and its reservation refunded. What others have in hand is left for the next look. Answers where the page ended; null: it was the last.
-WITH page AS MATERIALIZED (
-    SELECT run_id, key, dispatch, spent IS NULL AND NOT unknown AS reserved
-    FROM charges WHERE (run_id, key, dispatch) > ($4::text, $5::bytea, $6::integer) ORDER BY run_id, key, dispatch LIMIT $3::integer
+-- At most $3 of the claims that reserve something and have been over for $2: each is released and its reservation refunded. What others have in hand is
+-- left for the next look. Charges that are said to be unsent are read all; the condition on the run has them found by their own index.
+WITH said AS MATERIALIZED (
+    SELECT run_id, key, dispatch FROM charges WHERE unsent AND (CASE WHEN unsent THEN run_id END) >= '' AND spent IS NULL AND NOT unknown
 ), over AS MATERIALIZED (
-    SELECT p.run_id, p.key, p.dispatch FROM page p JOIN receipts r ON r.key = p.key
-    WHERE p.reserved AND r.state = 'queued' AND r.run_id = p.run_id AND r.dispatch + 1 = p.dispatch
-        AND r.expires_at <= now() + $1::interval - $2::interval
+    SELECT c.run_id, c.key, c.dispatch FROM said c JOIN receipts r ON r.key = ANY (ARRAY[c.key])
+    WHERE r.state = 'queued' AND r.run_id = c.run_id AND r.dispatch + 1 = c.dispatch AND r.expires_at <= now() + $1::interval - $2::interval
+    ORDER BY c.run_id, c.key LIMIT $3::integer
 ), accounts AS MATERIALIZED (
     SELECT run_id FROM runs WHERE run_id IN (SELECT run_id FROM over) ORDER BY run_id FOR NO KEY UPDATE
 ), free AS MATERIALIZED (
-    SELECT r.key, o.run_id, o.dispatch FROM over o JOIN receipts r ON r.key = o.key
+    SELECT r.key, o.run_id, o.dispatch FROM over o JOIN receipts r ON r.key = ANY (ARRAY[o.key])
     WHERE (SELECT count(*) FROM accounts) >= 0 AND r.state = 'queued' AND r.run_id = o.run_id AND r.dispatch + 1 = o.dispatch
         AND r.expires_at <= now() + $1::interval - $2::interval
     ORDER BY r.key FOR UPDATE OF r SKIP LOCKED
 ), released AS (
-    UPDATE receipts r SET state = 'released', revision = r.revision + 1 FROM free f WHERE r.key = f.key
+    UPDATE receipts r SET state = 'released', revision = r.revision + 1 FROM free f WHERE r.key = ANY (ARRAY[f.key])
     RETURNING f.run_id, f.key, f.dispatch, r.counted
 ), refunded AS (
     DELETE FROM charges c USING released l WHERE c.run_id = l.run_id AND c.key = l.key AND c.dispatch = l.dispatch AND c.spent IS NULL
-    RETURNING c.run_id, c.reserved, c.calls, c.retries, c.unsent::integer
+    RETURNING c.run_id, c.reserved, c.calls, c.retries
 ), booked AS (
     UPDATE runs SET
-        charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries,
-        unsent = runs.unsent - d.unsent, unsent_calls = runs.unsent_calls - d.unsent_calls, unsent_retries = runs.unsent_retries - d.unsent_retries
-    FROM (
-        SELECT
-            run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries,
-            sum(reserved * unsent) AS unsent, sum(calls * unsent) AS unsent_calls, sum(retries * unsent) AS unsent_retries
-        FROM refunded GROUP BY run_id
-    ) AS d
+        charged = runs.charged - d.money, calls = runs.calls - d.calls, retries = runs.retries - d.retries
+    FROM (SELECT run_id, sum(reserved) AS money, sum(calls) AS calls, sum(retries) AS retries FROM refunded GROUP BY run_id) AS d
     WHERE runs.run_id = d.run_id
 ), tallied AS (
     INSERT INTO tallies AS t (run_id, session, changes, charged, calls)
@@ -454,9 +437,21 @@ WITH page AS MATERIALIZED (
     GROUP BY run_id ORDER BY run_id
     ON CONFLICT (run_id, session) DO UPDATE SET changes = t.changes + 1, charged = t.charged + excluded.charged, calls = t.calls + excluded.calls
 )
-SELECT (SELECT count(*) FROM released) AS released, e.run_id, e.key, e.dispatch
-FROM (SELECT count(*) = $3::integer AS more FROM page) AS p
-LEFT JOIN LATERAL (SELECT run_id, key, dispatch FROM page WHERE p.more ORDER BY run_id DESC, key DESC, dispatch DESC LIMIT 1) AS e ON true;
+SELECT count(*) FROM released;
+
+-- name: correct_unsent
+-- Of the charges that are said to be unsent since more than $2, at most $3 that no claim holds are so no more: processes of before that word neither read
+-- nor move it. What others have in hand is left for the next look.
+WITH stale AS MATERIALIZED (
+    SELECT c.run_id, c.key, c.dispatch FROM charges c LEFT JOIN receipts r ON r.key = ANY (ARRAY[c.key])
+    WHERE c.unsent AND (CASE WHEN c.unsent THEN c.run_id END) >= '' AND c.claimed_at <= now() + $1::interval - $2::interval
+        AND NOT coalesce(r.state = 'queued' AND r.run_id = c.run_id AND r.dispatch + 1 = c.dispatch, false)
+    LIMIT $3::integer FOR UPDATE OF c SKIP LOCKED
+), corrected AS (
+    UPDATE charges c SET unsent = false FROM stale s WHERE c.run_id = s.run_id AND c.key = s.key AND c.dispatch = s.dispatch
+    RETURNING c.key
+)
+SELECT count(*) FROM corrected;
 
 -- name: settle_charges
 -- What a dispatch cost whose lease has moved on: its output or failure is no longer wanted, its charge is. `spent` null: what was reserved;
@@ -472,16 +467,16 @@ WITH accounts AS MATERIALIZED (
     WHERE c.run_id = ANY (ARRAY[a.run_id]) AND c.key = a.key AND c.dispatch = a.dispatch AND c.spent IS NULL AND a.refund
     RETURNING c.run_id, c.key, -c.reserved AS difference, c.spent, c.reserved, c.calls, c.retries
 ), kept AS (
-    UPDATE charges c SET spent = c.reserved, unknown = false FROM asked a
+    UPDATE charges c SET spent = c.reserved, unknown = false, unsent = false FROM asked a
     WHERE c.run_id = ANY (ARRAY[a.run_id]) AND c.key = a.key AND c.dispatch = a.dispatch AND c.spent IS NULL AND NOT a.refund AND a.spent IS NULL
 ), settled AS (
-    INSERT INTO charges AS c (run_id, key, dispatch, reserved, spent)
-    SELECT a.run_id, a.key, a.dispatch, 0, a.spent
+    INSERT INTO charges AS c (run_id, key, dispatch, reserved, spent, unsent)
+    SELECT a.run_id, a.key, a.dispatch, 0, a.spent, false
     FROM asked a
     WHERE NOT a.refund AND a.spent IS NOT NULL
         AND (a.spent > 0 OR EXISTS (SELECT FROM charges e WHERE e.run_id = ANY (ARRAY[a.run_id]) AND e.key = a.key AND e.dispatch = a.dispatch))
     ORDER BY a.key
-    ON CONFLICT (run_id, key, dispatch) DO UPDATE SET spent = excluded.spent, unknown = false WHERE c.spent IS NULL
+    ON CONFLICT (run_id, key, dispatch) DO UPDATE SET spent = excluded.spent, unknown = false, unsent = false WHERE c.spent IS NULL
     RETURNING c.run_id, c.key, c.spent - c.reserved AS difference, c.spent, c.reserved, 0 AS calls, 0 AS retries
 ), booked AS (
     UPDATE runs SET
@@ -677,15 +672,12 @@ LOCK TABLE runs IN EXCLUSIVE MODE;
 -- changes nothing, but for a stop, which stands whatever else was decided. $4, $6 to $9: the budgets (money, calls, retries, wall time and when it is
 -- over); of an unnumbered decision (0) null leaves them as they are. $10: failures of before count no more; $11 is added to the clock.
 INSERT INTO runs AS r (
-    run_id, state, reason, budget, charged, decision, calls_limit, calls, retries_limit, retries, counts, wall_limit, deadline, retried_at,
-    unsent, unsent_calls, unsent_retries
+    run_id, state, reason, budget, charged, decision, calls_limit, calls, retries_limit, retries, counts, wall_limit, deadline, retried_at
 )
 SELECT
     $1::text, $2::text, $3::text, $4::numeric, coalesce(sum(coalesce(c.spent, c.reserved)), 0), $5::bigint, $6::bigint, coalesce(sum(c.calls), 0),
     $7::bigint, coalesce(sum(c.retries), 0), $6::bigint IS NOT NULL OR $7::bigint IS NOT NULL, $8::float8, to_timestamp($9::float8),
-    CASE WHEN $10::boolean THEN clock_timestamp() + $11::interval END,
-    coalesce(sum(c.reserved) FILTER (WHERE c.unsent), 0), coalesce(sum(c.calls) FILTER (WHERE c.unsent), 0),
-    coalesce(sum(c.retries) FILTER (WHERE c.unsent), 0)
+    CASE WHEN $10::boolean THEN clock_timestamp() + $11::interval END
 FROM charges c WHERE c.run_id = $1::text
 ON CONFLICT (run_id) DO UPDATE SET
     state = CASE
@@ -822,8 +814,8 @@ WITH page AS MATERIALIZED (
     DELETE FROM charges c USING payers p WHERE c.run_id = ANY (ARRAY[p.run_id]) AND c.key = p.key
     RETURNING c.run_id, coalesce(c.spent, c.reserved) AS amount, c.calls, c.retries
 ), kept AS (
-    INSERT INTO charges AS c (run_id, key, dispatch, reserved, spent, calls, retries)
-    SELECT run_id, '', 0, 0, sum(amount), sum(calls), sum(retries) FROM moved GROUP BY run_id ORDER BY run_id
+    INSERT INTO charges AS c (run_id, key, dispatch, reserved, spent, calls, retries, unsent)
+    SELECT run_id, '', 0, 0, sum(amount), sum(calls), sum(retries), false FROM moved GROUP BY run_id ORDER BY run_id
     ON CONFLICT (run_id, key, dispatch) DO UPDATE SET
         spent = c.spent + excluded.spent, calls = c.calls + excluded.calls, retries = c.retries + excluded.retries
 )

@@ -6,7 +6,7 @@ is granted of a request stays granted if the rest of it fails, and asking again 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import islice
 from typing import Protocol, TypeVar
 
@@ -22,6 +22,7 @@ from rowmill_receipt_store.deaths import USUAL, DeathRule
 from rowmill_receipt_store.leases import (
     Again,
     Condemned,
+    Decision,
     Doubt,
     Found,
     Grant,
@@ -92,27 +93,28 @@ class Receipts:
 
     async def _decide(self, wanted: Sequence[Wanted], answers: dict[bytes, ClaimAnswer]) -> list[Grant]:
         """Add the answers that need no lease to ``answers``; the leases to be stored are returned."""
-        found = await self._store.load([_sought(item) for item in wanted], bodies=True)
+        sought = [_sought(item) for item in wanted]
+        found = await self._store.load(sought, bodies=True)
         silent = {presence for item in wanted if (presence := lapsed_presence(item, found[item.key])) is not None}
         if silent and self._presences is not None and await self._presences.contest(silent):
-            found = await self._store.load([_sought(item) for item in wanted], bodies=True)
-        allowances = Allowances()
+            found = await self._store.load(sought, bodies=True)
+        judged = self._judged(wanted, found)
+        if any(kind is not None for _, _, kind in judged):  # only then it matters what may come back
+            found = await self._store.load(sought, bodies=True, unsent=True)
+            judged = self._judged(wanted, found)
         grants: list[Grant] = []
         doubts: dict[bytes, int] = {}
         condemned: dict[bytes, Condemned] = {}
         again: dict[bytes, ClaimAnswer] = {}
         reasons: dict[tuple[str, Kind], str] = {}
-        for item in wanted:
-            decision = decide_claim(item, found[item.key], held_poll=self._held_poll, rule=self._rule)
+        for item, decision, kind in judged:
             match decision:
                 case Grant():
                     run_id, account = item.claim.run_id, found[item.key].account
-                    allowances.know(run_id, account)
-                    kind = allowances.take(run_id, decision.spend, decision.net)
                     if kind is None:
                         grants.append(decision)
                     elif may_fit(kind, account, decision.spend):
-                        answers[item.key] = waiting(item, self._held_poll)
+                        answers[item.key] = waiting(item, kind, self._held_poll)
                     else:  # one reason for a page, which names the first receipt: rows that wait for one reason travel together
                         reason = reasons.setdefault((run_id, kind), spent_reason(kind, account, decision.spend, short_digest(item.claim.key)))
                         answers[item.key] = ClaimAnswer(state="over_budget", reason=reason)
@@ -135,6 +137,18 @@ class Receipts:
                 log.error("call_condemned", receipt=short_digest(key.hex()), tool=verdict.failure.tool, run_id=verdict.run_id, deaths=verdict.deaths)
                 answers[key] = ClaimAnswer(state="failed", failure=verdict.failure, run_id=verdict.run_id)
         return grants
+
+    def _judged(self, wanted: Sequence[Wanted], found: Mapping[bytes, Found]) -> list[tuple[Wanted, Decision, Kind | None]]:
+        """What is decided on each, and the budget that does not pay for it; budgets serve them in their order."""
+        allowances = Allowances()
+        judged: list[tuple[Wanted, Decision, Kind | None]] = []
+        for item in wanted:
+            decision, kind = decide_claim(item, found[item.key], held_poll=self._held_poll, rule=self._rule), None
+            if isinstance(decision, Grant):
+                allowances.know(item.claim.run_id, found[item.key].account)
+                kind = allowances.take(item.claim.run_id, decision.spend, decision.net)
+            judged.append((item, decision, kind))
+        return judged
 
     # ---- what follows a claim ---------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,9 @@ class ReceiptStoreSettings(ServiceSettings):
     somebody who waits for another's lease is told to ask again. ``merge_items``, ``merge_bytes``: what one statement carries at most.
     ``statements``: how many run at once; fewer merge more. ``output_limit``: bytes of the largest output that is stored.
     ``answer_bytes``: bytes of stored outputs in one answer at most (the first may be larger); what does not fit is asked for again.
-    ``sweep_interval``: how often claims are looked for whose holder vanished before it sent anything: ``sweep_pages`` times ``sweep_page`` charges.
+    ``sweep_interval``: how often claims are looked for whose holder vanished before it sent anything. ``sweep_page``: of them in a statement at most.
+    ``unsent_wait``: for how long what a claim has of a budget may come back, while it is not sent: others of its run wait for no older one. More
+    than the look needs to give an orphaned one back (twice ``queued_lease``, and ``sweep_interval``).
     ``suspected_after``: gateways that died with a call in hand after which it is sent alone. ``deaths_alone``: those that then died with nothing but
     it in hand, after which it fails.
     """
@@ -38,6 +40,6 @@ class ReceiptStoreSettings(ServiceSettings):
     answer_bytes: int = 8 * 1024 * 1024
     sweep_interval: Seconds = 30.0
     sweep_page: Annotated[int, Field(ge=1)] = 2000
-    sweep_pages: Annotated[int, Field(ge=1)] = 100
+    unsent_wait: Seconds = 120.0
     suspected_after: Annotated[int, Field(ge=1)] = 2
     deaths_alone: Annotated[int, Field(ge=1)] = 3

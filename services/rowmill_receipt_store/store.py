@@ -27,20 +27,6 @@ from rowmill_receipt_store.shards import spending_term
 
 SCHEMA = "receipts"
 
-SERVER_SETTINGS = {
-    "enable_seqscan": "off",
-    "enable_indexscan": "off",
-    "enable_indexonlyscan": "off",
-    "plan_cache_mode": "force_generic_plan",
-    "jit": "off",
-}
-"""Pins the plans: every table is reached by its key, whatever its size and statistics (FACTS.md).
-
-A scan of a whole table or index that looks free on a table of no rows stays in the plan while the table grows. Postgres has only one way left that
-is not priced out: a bitmap scan, which needs a condition on the key; joins then follow by themselves. It costs a tenth more than probing by
-index scans, which on an empty, analysed table would read the whole index. One generic plan saves planning these long statements at each
-execution. The price of a disabled scan would start the just-in-time compiler, at a hundred milliseconds a statement."""
-
 QUERIES = Queries.of(__package__ or "rowmill_receipt_store")
 
 RunState = Literal["running", "halted", "stopped"]
@@ -121,7 +107,15 @@ class Store:
     """``clock_offset``: seconds added to the database's clock in every statement; zero but in tests, which move it to see leases end."""
 
     def __init__(
-        self, database: Database, *, queued_lease: float, running_lease: float, shard_lease: float, answer_bytes: int, shard_grace: float = 0.0
+        self,
+        database: Database,
+        *,
+        queued_lease: float,
+        running_lease: float,
+        shard_lease: float,
+        answer_bytes: int,
+        shard_grace: float = 0.0,
+        unsent_wait: float = 120.0,
     ) -> None:
         self._database = database
         self._queued = timedelta(seconds=queued_lease)
@@ -129,6 +123,7 @@ class Store:
         self._shard = timedelta(seconds=shard_lease)
         self._grace = timedelta(seconds=shard_grace)
         self._answer_bytes = answer_bytes
+        self._unsent_wait = timedelta(seconds=unsent_wait)
         self.clock_offset = 0.0
 
     @property
@@ -137,9 +132,9 @@ class Store:
 
     # ---- claims -----------------------------------------------------------------------------------------------------------------------
 
-    async def load(self, asked: Sequence[Sought], *, bodies: bool) -> dict[bytes, Found]:
+    async def load(self, asked: Sequence[Sought], *, bodies: bool, unsent: bool = False) -> dict[bytes, Found]:
         """What is stored for each key. With ``bodies``, outputs are read as long as together they are within the answer's bytes, the first in
-        any case.
+        any case. With ``unsent``, what of its run's budgets may come back is added up, else it is taken for nothing.
         """
         asked = _by_key(asked)
         rows = await self._database.fetch(
@@ -150,6 +145,7 @@ class Store:
             [item.shard for item in asked],
             self._answer_bytes if bodies else -1,
             [item.presence or None for item in asked],
+            self._unsent_wait if unsent else None,
         )
         return {row["key"]: found_in(row) for row in rows}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import asyncpg
 import structlog
 
 from rowmill.runtime.clock import Clock
@@ -17,26 +16,18 @@ from rowmill_receipt_store.store import QUERIES
 
 log = structlog.get_logger()
 
-Place = tuple[str, bytes, int]
-"""A charge: run, key, dispatch."""
-
-START: Place = ("", b"", -1)
-
 
 class Sweep:
     """``interval``: seconds between looks. ``patience``: seconds for which a lease has been over before it is given up: its holder may be late.
-    ``page``: charges that one statement looks at; ``pages``: of them in one look, which goes on where the last one ended. ``clock_offset``: as in
-    `Store`.
+    ``page``: claims that one statement gives up at most. ``clock_offset``: as in `Store`.
     """
 
-    def __init__(self, database: Database, clock: Clock, *, interval: float, patience: float, page: int, pages: int) -> None:
+    def __init__(self, database: Database, clock: Clock, *, interval: float, patience: float, page: int) -> None:
         self._database = database
         self._clock = clock
         self._interval = interval
         self._patience = timedelta(seconds=patience)
         self._page = page
-        self._pages = pages
-        self._place = START
         self.clock_offset = 0.0
 
     async def run(self) -> None:
@@ -49,24 +40,28 @@ class Sweep:
                 log.exception("sweep_failed")
 
     async def look(self) -> int:
-        """Look at the next pages of charges. Answers how many claims were released."""
-        released = 0
-        for _ in range(self._pages):
-            row = await self._sweep()
-            released += row["released"]
-            self._place = START if row["run_id"] is None else (row["run_id"], row["key"], row["dispatch"])
-            if self._place == START:
-                break
+        """Look at all that is reserved by claims and not sent, however much is charged besides. Answers how many claims were released."""
+        await self._all("correct_unsent")
+        released = await self._all("sweep")
         if released:
             log.info("unsent_claims_released", claims=released)
         return released
 
-    async def _sweep(self) -> asyncpg.Record:
-        arguments = (timedelta(seconds=self.clock_offset), self._patience, self._page, *self._place)
+    async def _all(self, name: str) -> int:
+        """Carry the statement out until it finds less than a page."""
+        done = 0
+        while True:
+            found = await self._page_of(name)
+            done += found
+            if found < self._page:
+                return done
 
-        async def work(connection: Connection) -> asyncpg.Record:
+    async def _page_of(self, name: str) -> int:
+        arguments = (timedelta(seconds=self.clock_offset), self._patience, self._page)
+
+        async def work(connection: Connection) -> int:
             await connection.execute(QUERIES["walk_in_order"])
-            [row] = await connection.fetch(QUERIES["sweep"], *arguments)
-            return row
+            found: int = await connection.fetchval(QUERIES[name], *arguments)
+            return found
 
         return await self._database.transact(work)

@@ -22,8 +22,9 @@ from rowmill.dev import private_servers
 from rowmill.runtime.db import Database
 from rowmill_contracts.receipts import Claim, ClaimReceipts
 from rowmill_receipt_store.leases import Wanted
+from rowmill_receipt_store.pinned_plans import SERVER_SETTINGS
 from rowmill_receipt_store.receipts import Receipts
-from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Completed, Lease, Store
+from rowmill_receipt_store.store import SCHEMA, Completed, Lease, Store
 
 OUTPUT = msgspec.json.encode({"raw": {"email": "somebody@example.com", "score": 80, "filler": "x" * 200}, "data": None, "meta": {}})
 

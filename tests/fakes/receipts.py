@@ -189,7 +189,8 @@ class MemoryReceipts:
 
     def _lease_stands(self, receipt: Receipt, claim: Claim, request: ClaimReceipts) -> ClaimAnswer | None:
         """What stands against a new lease; None: nothing."""
-        ours = receipt.lease_id == claim.lease_id
+        same = receipt.lease_id == claim.lease_id
+        ours = same and receipt.claim.run_id == claim.run_id
         if receipt.state == "outcome_unknown":
             return ClaimAnswer(state="unknown", run_id=receipt.claim.run_id)
         if receipt.state == "running" and ours:
@@ -207,7 +208,7 @@ class MemoryReceipts:
         if receipt.state == "running" and receipt.claim.effect == "non_idempotent":
             receipt.state = "outcome_unknown"
             return ClaimAnswer(state="unknown", run_id=receipt.claim.run_id)
-        if receipt.state in {"completed", "failed", "released"} and ours:
+        if receipt.state in {"completed", "failed", "released"} and same:
             return ClaimAnswer(state="held", wait_ms=int(1000 * self._held_poll))
         return None
 
@@ -223,7 +224,8 @@ class MemoryReceipts:
                 former.counted.update({} if kind is None else {(claim.key, coming): kind})
             unsent = {(key, held.dispatch + 1) for key, held in self.receipts.items() if held.state == "queued"}
             if run.unpaid(claim.cost, "retries" if tried else "calls", self._now(), unsent) != unpaid:
-                return ClaimAnswer(state="held", wait_ms=int(1000 * self._held_poll), run_id=claim.run_id)
+                reason = f"budget: {unpaid}, taken by calls that are not sent yet"
+                return ClaimAnswer(state="held", wait_ms=int(1000 * self._held_poll), run_id=claim.run_id, reason=reason)
             return ClaimAnswer(state="over_budget", reason=f"budget: {unpaid}, spent; receipt {claim.key[:12]} is not sent")
         if receipt is None:
             receipt = self.receipts[claim.key] = Receipt(claim)

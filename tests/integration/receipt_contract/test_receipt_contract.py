@@ -254,6 +254,7 @@ async def test_a_budget_is_spent_by_what_may_have_been_sent(store: Asker, limits
         assert (await store.claim(key, confirm=True, cost=cost)).state == "granted"
     waits = await store.claim(more, confirm=True, cost=cost)
     assert (waits.state, waits.run_id) == ("held", store.run)
+    assert waits.reason.startswith("budget: money" if limits.money else "budget: calls")
     assert 0 < waits.wait_ms <= 1000
     await store.confirm(one)
     assert (await store.claim(more, confirm=True, cost=cost)).state == "held"
@@ -261,6 +262,17 @@ async def test_a_budget_is_spent_by_what_may_have_been_sent(store: Asker, limits
     assert (await store.claim(more, confirm=True, cost=cost)).state == "granted"
     await store.confirm(more)
     assert (await store.claim(two, "lease-2", confirm=True, cost=cost)).state == "over_budget"
+
+
+async def test_a_lease_is_its_runs_own(store: Asker, key: str) -> None:
+    """Who asks for another run under the same lease id would have that run pay."""
+    await store.claim(key, confirm=True)
+    other = {"run_id": f"{store.run}-other"}
+    held = await store.claim(key, confirm=True, **other)
+    assert (held.state, held.run_id, held.reason) == ("held", store.run, "")
+    await store.release(key, 0)
+    granted = await store.claim(key, "lease-2", confirm=True, **other)
+    assert (granted.state, granted.dispatch) == ("granted", 2)
 
 
 async def test_who_does_not_fit_a_budget_anyway_waits_for_no_claim(store: Asker) -> None:

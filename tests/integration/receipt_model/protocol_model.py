@@ -138,7 +138,6 @@ class Ledger:
         assert set(self.before) <= set(receipts), "a receipt is gone"
         runs = {row["run_id"]: row for row in await connection.fetch(_RUNS, list(self.runs))}
         sums: dict[str, tuple[Decimal, int, int]] = {}
-        unsent: dict[str, tuple[Decimal, int, int]] = {}
         called: set[tuple[str, bytes]] = set()
         for charge in await connection.fetch(_CHARGES, list(self.runs)):
             self._charge(charge, receipts[charge["key"]])
@@ -146,9 +145,6 @@ class Ledger:
             amount = charge["reserved"] if charge["spent"] is None else charge["spent"]
             sums[charge["run_id"]] = (money + amount, calls + charge["calls"], retries + charge["retries"])
             assert charge["calls"] + charge["retries"] in {0, 1}, f"{charge} is one dispatch"
-            if charge["unsent"]:
-                kept = unsent.get(charge["run_id"], NOTHING)
-                unsent[charge["run_id"]] = (kept[0] + charge["reserved"], kept[1] + charge["calls"], kept[2] + charge["retries"])
             if charge["calls"]:
                 assert (charge["run_id"], charge["key"]) not in called, f"{charge} is not the first dispatch of its call"
                 called.add((charge["run_id"], charge["key"]))
@@ -163,7 +159,6 @@ class Ledger:
             assert (row["state"], row["decision"]) == (known.state, known.decision), f"{run} is {row['state']} under decision {row['decision']}"
             spent, before = sums.get(run, NOTHING), self.charged.get(run, NOTHING)
             assert (row["charged"], row["calls"], row["retries"]) == spent, f"{run} is charged {row}, its charges sum up to {spent}"
-            assert tuple(row[kind] for kind in ("unsent", "unsent_calls", "unsent_retries")) == unsent.get(run, NOTHING), f"{row} has {unsent} unsent"
             limits: tuple[Any, ...] = (known.limits.money, known.limits.calls, known.limits.retries)
             assert (row["budget"], row["calls_limit"], row["retries_limit"]) == limits, f"{run} has the budgets {row}"
             for number, limit in enumerate(limits):
@@ -226,7 +221,7 @@ SELECT c.run_id, c.key, c.dispatch FROM charges c JOIN receipts r ON r.key = c.k
 WHERE c.key = ANY ($1::bytea[]) AND c.spent IS NULL AND NOT c.unknown AND r.state = 'queued' AND r.expires_at <= to_timestamp($2)
 """
 _RUNS = """
-SELECT run_id, state, decision, budget, charged, calls_limit, calls, retries_limit, retries, unsent, unsent_calls, unsent_retries FROM runs
+SELECT run_id, state, decision, budget, charged, calls_limit, calls, retries_limit, retries FROM runs
 WHERE run_id = ANY ($1::text[])
 """
 _TALLIES = "SELECT run_id, sum(charged) AS charged, sum(calls) AS calls FROM tallies WHERE run_id = ANY ($1::text[]) GROUP BY run_id"

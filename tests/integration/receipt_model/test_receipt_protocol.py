@@ -22,9 +22,10 @@ from rowmill.runtime.db import Database
 from rowmill_contracts.budgets import Limits
 from rowmill_receipt_store.operating import Operating
 from rowmill_receipt_store.operator_store import OperatorStore
+from rowmill_receipt_store.pinned_plans import SERVER_SETTINGS
 from rowmill_receipt_store.presence_store import PresenceStore
 from rowmill_receipt_store.receipts import Receipts
-from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS
+from rowmill_receipt_store.store import SCHEMA
 from rowmill_receipt_store.sweeping import Sweep
 
 from .asking import COSTS, EFFECTS, LIMITS, OUTPUT_LIMIT, Request, Requests, Run
@@ -246,7 +247,7 @@ def world(database_url: str) -> Iterator[World]:
     store = OvertakenStore(database, queued_lease=QUEUED, running_lease=RUNNING, shard_lease=SHARD, answer_bytes=OUTPUT_LIMIT)
     presences = PresenceStore(database, lease=PRESENCE, grace=0.0)
     receipts = Receipts(store, held_poll=0.25, output_limit=OUTPUT_LIMIT, presences=presences, rule=RULE)
-    sweep = Sweep(database, SystemClock(), interval=1000, patience=QUEUED, page=10_000, pages=1000)
+    sweep = Sweep(database, SystemClock(), interval=1000, patience=QUEUED, page=10_000)
     yield World(loop, store, presences, receipts, Operating(OperatorStore(database), receipts), sweep, look)
     loop.run_until_complete(look.close())
     loop.run_until_complete(database.close())

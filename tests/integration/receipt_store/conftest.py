@@ -17,9 +17,10 @@ from rowmill_contracts.receipts import Claim, ClaimAnswer, ClaimReceipts, Confir
 from rowmill_contracts.shards import LeaseShard, ShardLease
 from rowmill_contracts.tools import ToolFailure
 from rowmill_receipt_store.leases import Wanted
+from rowmill_receipt_store.pinned_plans import SERVER_SETTINGS
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.shards import spending_term
-from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Completed, Failed, Lease, Store
+from rowmill_receipt_store.store import SCHEMA, Completed, Failed, Lease, Store
 
 QUEUED, RUNNING, SHARD = 10.0, 60.0, 6.0
 OUTPUT_LIMIT = 4096
@@ -153,16 +154,15 @@ class Books:
         return [tuple(row) for row in await self._database.fetch(sql, run)]
 
     async def balanced(self, run: str) -> bool:
-        """The account is the sum of the charges, of each kind; so is what of it is not sent, which are those of claims that are not confirmed."""
+        """The account is the sum of the charges, of each kind; and those of claims that are not confirmed are said to be unsent, no others."""
         sql = "SELECT coalesce(sum(coalesce(spent, reserved)), 0), coalesce(sum(calls), 0), coalesce(sum(retries), 0) FROM charges WHERE run_id = $1"
         row = await self._database.fetchrow(sql, run)
         unsent = """
-            SELECT coalesce(sum(c.reserved), 0), coalesce(sum(c.calls), 0), coalesce(sum(c.retries), 0)
-            FROM charges c JOIN receipts r ON r.key = c.key
-            WHERE c.run_id = $1 AND r.run_id = $1 AND r.state = 'queued' AND c.dispatch = r.dispatch + 1
+            SELECT count(*) FROM charges c LEFT JOIN receipts r ON r.key = c.key
+            WHERE c.run_id = $1 AND c.unsent <> coalesce(r.run_id = $1 AND r.state = 'queued' AND c.dispatch = r.dispatch + 1, false)
         """
-        account = await self._database.fetchrow("SELECT unsent, unsent_calls, unsent_retries FROM runs WHERE run_id = $1", run)
-        assert account == await self._database.fetchrow(unsent, run)
+        [[wrong]] = await self._database.fetch(unsent, run)
+        assert wrong == 0
         return row is not None and tuple(row) == (await self.charged(run), *await self.counted(run))
 
     async def tallied(self, run: str) -> tuple[Decimal, int]:

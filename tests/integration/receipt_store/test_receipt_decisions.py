@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from rowmill.runtime.db import Database
 from rowmill_contracts.receipts import HaltRun
+from rowmill_receipt_store.pinned_plans import SERVER_SETTINGS
 from rowmill_receipt_store.receipts import Receipts
-from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Store
+from rowmill_receipt_store.store import SCHEMA, Store
 
 from .conftest import OUTPUT_LIMIT, QUEUED, RUNNING, SHARD, Caller, new_key, new_run
 

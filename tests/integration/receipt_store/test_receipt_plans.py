@@ -82,6 +82,11 @@ async def check_plans(database: Database) -> None:
             for node in plan:  # a run has many charges: found by its id alone, each key would read them all
                 assert node.get("Index Name") != "charges_pkey" or "(key = " in node["Index Cond"], (name, node)
             conditions = [node["Index Cond"] for node in plan if node.get("Index Name") == "receipts_pkey"]
+            if name == "load":  # besides, those of claims that a run has in the air
+                assert "(key = ANY (ARRAY[w.key]))" in conditions
+                conditions.remove("(key = ANY (ARRAY[w.key]))")
+                [unsent] = [node for node in plan if node.get("Index Name") == "charges_unsent"]
+                assert "CASE WHEN unsent THEN run_id" in unsent["Index Cond"]
             assert conditions == ([] if name in _OF_NO_RECEIPT | {"claim", "settle_charges"} else ["(key = ANY (ARRAY[a.key]))"]), name
 
 
@@ -91,6 +96,23 @@ async def test_statements_probe_tables_by_their_key(rows: int, database: Databas
     await check_plans(database)
     await database.execute("VACUUM ANALYZE")
     await check_plans(database)
+
+
+@pytest.mark.parametrize("name", ["sweep", "correct_unsent"])
+async def test_a_look_for_unsent_claims_reads_no_other_charges(name: str, database: Database) -> None:
+    await refill(database, 2_000)
+    await database.execute("UPDATE charges SET unsent = false WHERE run_id <> 'run1'")
+    for analyse in (False, True):
+        if analyse:
+            await database.execute("VACUUM ANALYZE")
+        async with database.pool.acquire() as connection, connection.transaction():
+            await connection.execute(QUERIES["walk_in_order"])
+            statement = await connection.prepare(QUERIES[name])
+            explained = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE \"{statement.get_name()}\"('0 s', '10 s', 2000)")
+        used = [(node["Index Name"], node.get("Index Cond", "")) for node in nodes(json.loads(explained)[0]["Plan"]) if "Index Name" in node]
+        assert "charges_unsent" in dict(used)
+        assert all(name == "charges_unsent" or "key = " in condition for name, condition in used if name != "runs_pkey"), used
+        assert "Seq Scan" not in explained
 
 
 @pytest.mark.long

@@ -89,7 +89,7 @@ async def test_what_was_not_sent_is_no_call_though_others_have_its_key_by_now(an
 
 
 async def test_a_claim_whose_holder_died_before_it_sent_is_no_call(ann: Caller, key: bytes, books: Books, database: Database) -> None:
-    sweep = Sweep(database, SystemClock(), interval=1.0, patience=QUEUED, page=1000, pages=10)
+    sweep = Sweep(database, SystemClock(), interval=1.0, patience=QUEUED, page=1000)
     await ann.claim(key, cost=CENT)
     sweep.clock_offset = 2 * QUEUED + 1
     await sweep.look()

@@ -34,10 +34,11 @@ from rowmill_receipt_store.gateway_store import GatewayStore
 from rowmill_receipt_store.handlers import Handlers
 from rowmill_receipt_store.leasing import Leasing
 from rowmill_receipt_store.merging import Merger
+from rowmill_receipt_store.pinned_plans import SERVER_SETTINGS
 from rowmill_receipt_store.presence_store import PresenceStore
 from rowmill_receipt_store.receipts import Receipts
 from rowmill_receipt_store.standing_store import StandingStore
-from rowmill_receipt_store.store import SCHEMA, SERVER_SETTINGS, Store
+from rowmill_receipt_store.store import SCHEMA, Store
 from rowmill_receipt_store.window_store import WindowStore
 from rowmill_tool_gateway.credentials import Credentials, Redactor
 from rowmill_tool_gateway.engine import Engine

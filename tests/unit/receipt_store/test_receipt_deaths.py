@@ -48,7 +48,7 @@ def test_a_suspect_stays_one_while_nothing_is_sent() -> None:
         decision = decide(gateway(), receipt(state, over=True, deaths=USUAL.suspected_after))
         assert isinstance(decision, Grant)
         assert (decision.deaths, decision.suspect) == (USUAL.suspected_after, True)
-    again = decide(wanted(counts_deaths=True), receipt("queued", lease_id="ours", deaths=USUAL.suspected_after))
+    again = decide(wanted(counts_deaths=True), receipt("queued", lease_id="ours", run_id="run", deaths=USUAL.suspected_after))
     assert isinstance(again, Again)
     assert again.answer.alone
 

@@ -133,8 +133,8 @@ def test_that_an_earlier_dispatch_may_have_had_its_effect_is_passed_on() -> None
 
 
 def test_the_same_lease_is_the_same_claim() -> None:
-    queued = receipt("queued", lease_id="ours")
-    running = receipt("running", lease_id="ours", took_over=True)
+    queued = receipt("queued", lease_id="ours", run_id="run")
+    running = receipt("running", lease_id="ours", run_id="run", took_over=True)
 
     assert decide(wanted(), queued) == Again(ClaimAnswer(state="granted", lease_id="ours"))
     assert decide(wanted(confirm=True), running) == Again(ClaimAnswer(state="granted", lease_id="ours", dispatch=2, took_over=True))
