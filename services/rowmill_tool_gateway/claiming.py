@@ -30,7 +30,7 @@ class Flow(Protocol):
 
     def resume(self, flight: Flight) -> None: ...
 
-    def pause(self, flight: Flight, seconds: float) -> None: ...
+    def pause(self, flight: Flight, seconds: float, reason: str = "") -> None: ...
 
     def turn_soon(self, flight: Flight) -> None: ...
 
@@ -130,7 +130,7 @@ class Claims:
             )
             return
         flight.stage, flight.leased_at = Stage.CLAIMING, now
-        _, _, flight.doubt = self._doubtful.pop(flight.key, (0.0, flight, None))
+        flight.doubt = self._doubted(flight)
         flight.lease_id = self._lease_ids() if flight.doubt is None else flight.doubt.lease_id
         flight.lane.claimed += flight.tool.weight
         flight.group.coming += 1
@@ -161,6 +161,7 @@ class Claims:
                     flight.stage = Stage.READY
                     flight.lane.claimed += flight.tool.weight
                     flight.alone = answer.alone and flight.tool.runs_author_code
+                    flight.budgeted = flight.tool.confirmed_by_claim and not answer.dispatch and not answer.alone
                     flight.group.add(flight.leased_at, flight, apart=flight.alone)
             case "refused":
                 self._shards.refused(flight.lane.shard)
@@ -177,8 +178,8 @@ class Claims:
                 self._hand.halted(flight, answer.reason or "halted")
             case "over_budget":
                 self._hand.halted(flight, answer.reason or "budget")
-            case "held" if not any(call.late for call in flight.calls):
-                self._flow.pause(flight, min(max(answer.wait_ms / 1000, SHORTEST_POLL), self._longest_poll))
+            case "held" if answer.reason or not any(call.late for call in flight.calls):
+                self._flow.pause(flight, min(max(answer.wait_ms / 1000, SHORTEST_POLL), self._longest_poll), answer.reason)
             case _:
                 self._flow.resume(flight)
 
@@ -189,6 +190,19 @@ class Claims:
         self._doubtful[flight.key] = (self._clock.monotonic(), flight, flight.doubt or _forgotten(flight))
         flight.doubt = None
         flight.forget_lease()
+
+    def _doubted(self, flight: Flight) -> LeaseRef | None:
+        """The lease that may be the flight's already. One that was asked for by another run, which would pay for it, goes back; should the claim be
+        carried out only after that, it goes back again in the end.
+        """
+        doubtful = self._doubtful.get(flight.key)
+        if doubtful is None:
+            return None
+        if doubtful[2].run_id != flight.calls[0].page.run_id:
+            self._nothing_sent(flight, doubtful[2])
+            return None
+        del self._doubtful[flight.key]
+        return doubtful[2]
 
     def give_up_doubts(self, age: float) -> None:
         """Give claims back that were not answered ``age`` seconds ago, and that nobody has asked for again since."""

@@ -156,10 +156,13 @@ class Dispatcher:
         else:
             self._hand.forget(flight)
 
-    def pause(self, flight: Flight, seconds: float) -> None:
-        """Bring the flight back after so long."""
-        flight.stage = Stage.PAUSED
-        flight.timer = asyncio.get_running_loop().call_later(seconds, self.resume, flight)
+    def pause(self, flight: Flight, seconds: float, reason: str = "") -> None:
+        """Bring the flight back after so long; its late calls wait elsewhere. ``reason``: for what; empty: for another's lease, or a retry."""
+        flight.stage, flight.paused_for = Stage.PAUSED, reason
+        if reason and (late := [call for call in flight.calls if call.late]):
+            self._hand.defer(flight, late, self._settings.hand, reason=reason)
+        if flight.calls:
+            flight.timer = asyncio.get_running_loop().call_later(seconds, self.resume, flight)
 
     def try_again(self, flight: Flight, seconds: float) -> None:
         """A retry is a wait like any other: its calls are in hand for as long again."""
@@ -195,7 +198,7 @@ class Dispatcher:
             case Stage.PAUSED:
                 if flight.timer is not None:
                     flight.timer.cancel()
-                self._hand.defer(flight, [call], self._settings.hand, reason="held elsewhere")
+                self._hand.defer(flight, [call], self._settings.hand, reason=flight.paused_for or "held elsewhere")
                 if flight.calls:
                     self.pause(flight, self._settings.retry_first)
             case Stage.READY:
@@ -222,15 +225,24 @@ class Dispatcher:
         flight.lane.claimed -= flight.tool.weight
 
     def put_back(self, flight: Flight) -> None:
-        """The lane was lost while the flight was confirmed. It has its part of the budget, and goes once the lane is back; given back, that would be
-        left over where the others were told that the budget is spent.
+        """The lane was lost while the flight was confirmed. What a budget pays for has its part of it, and goes once the lane is back under the same
+        term: given back, that would be left over where the others were told that the budget is spent. Everything else goes back, and so does that
+        where another has the lane, or is to have it: an equal call would find it there under way.
         """
-        if flight.alone or any(call.late for call in flight.calls):
+        ours = self._shards.may_take(flight.lane.shard) and not self._shards.sends_away(flight.lane.shard)
+        if not ours or not flight.budgeted or any(call.late for call in flight.calls):
             self.claims.release(flight)
             return
         flight.stage = Stage.READY
         flight.lane.claimed += flight.tool.weight
         flight.group.add(flight.leased_at, flight)
+
+    def elsewhere(self, shard: int) -> None:
+        """Another gateway has the shard: what is confirmed here and not sent goes back before an equal call finds it under way."""
+        for flight in list(self._hand.flights.values()):
+            if flight.lane.shard == shard and flight.stage is Stage.READY and flight.dispatch:
+                self.unready(flight)
+                self.claims.release(flight)
 
     def _defer(self, flight: Flight, calls: list[Call]) -> None:
         if not self._receipts.storing:

@@ -194,6 +194,9 @@ class _InHand:
     def put_down(self, shards: Collection[int]) -> None:
         self._engine.hand.put_down(shards)
 
+    def elsewhere(self, shard: int) -> None:
+        self._engine.dispatcher.elsewhere(shard)
+
     def changed(self, shard: int) -> None:
         self._engine.dispatcher.look_again(shard)
 

@@ -109,6 +109,10 @@ class Flight:
     """The term of its shard under which its lease was asked for."""
     lost: bool = False
     """Its lease was found to be another's by now."""
+    budgeted: bool = False
+    """A budget pays for it: only for that is it confirmed right before it is sent, and not by its claim."""
+    paused_for: str = ""
+    """What it waits for while it is paused, where that is not another's lease."""
     doubt: LeaseRef | None = None
     """The lease as it was asked for before, without an answer, where it is asked for again."""
     alone: bool = False
@@ -132,7 +136,7 @@ class Flight:
         self.forget_lease()
 
     def forget_lease(self) -> None:
-        self.lost = self.alone = False
+        self.lost = self.alone = self.budgeted = False
         self.lease_id = ""
         self.dispatch = 0
         self.end_alone()

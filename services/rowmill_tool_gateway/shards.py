@@ -55,6 +55,9 @@ class Work(Protocol):
     def put_down(self, shards: Collection[int]) -> None:
         """Give back what is not sent of these shards, and let its calls come again."""
 
+    def elsewhere(self, shard: int) -> None:
+        """Another gateway has the shard."""
+
     def changed(self, shard: int) -> None:
         """The shard was gained, permits for it were, or requests ended that others had open."""
 
@@ -362,6 +365,8 @@ class ShardLeases:
                 self._permits.lost(answer.shard)
                 self._standings.lost(answer.shard)
             lease.term = answer.term
+            if not answer.held and not lease.elsewhere:
+                self._work.elsewhere(answer.shard)
             lease.elsewhere = not answer.held
             lease.until = asked + answer.seconds if answer.held else float("-inf")
             if answer.held and asked - self._unheard.get((answer.shard, answer.term), -math.inf) < self._settings.shard_again:

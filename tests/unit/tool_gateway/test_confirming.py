@@ -7,14 +7,15 @@ from collections import Counter
 from decimal import Decimal
 
 import pytest
-from tests.unit.tool_gateway.conftest import Hold, Rig, answering, find_tool
+from tests.unit.tool_gateway.conftest import FindIn, FindOut, Hold, Rig, answering, find_tool
 
-from rowmill import Batch
+from rowmill import Batch, HttpTool, Provider
 from rowmill.errors import AskTimeout
 from rowmill_contracts.budgets import Budget, Limits
 from rowmill_contracts.envelope import Message
-from rowmill_contracts.receipts import Confirm, HaltRun, Release
+from rowmill_contracts.receipts import ClaimReceipts, Confirm, HaltRun, Release
 from rowmill_contracts.shards import LeaseShard
+from rowmill_tool_gateway.settings import ToolGatewaySettings
 
 BUDGETS = [Decimal(1), Limits(calls=100), Limits(retries=100)]
 
@@ -142,3 +143,84 @@ async def test_what_is_confirmed_when_its_lane_is_lost_goes_once_the_lane_is_bac
     assert [outcome.outcome for outcome in await rig.ask(items)] == ["completed"]
     assert len(rig.port.requests) == len(items)
     assert not any(isinstance(request, Release) for request in rig.bus.asked)
+
+
+def losing_the_shard(rig: Rig, monkeypatch: pytest.MonkeyPatch, *, to: str = "") -> None:
+    """The first confirmation is carried out, and the shard is not ours any more when its answer comes: another has it, or nobody knows."""
+    carry_out, lost = rig.store.answer, False
+
+    def answer(request: Message) -> Message:
+        nonlocal lost
+        reply = carry_out(request)
+        if isinstance(request, Confirm) and not lost:
+            lost = True
+            rig.engine.shards.refused(request.shard or 0)
+            if to:
+                shard = rig.store.shards[request.shard or 0]
+                shard.ended_term, shard.term, shard.holder, shard.expires = shard.term, shard.term + 1, to, rig.clock.now() + 1000
+        return reply
+
+    monkeypatch.setattr(rig.store, "answer", answer)
+
+
+def releases(rig: Rig) -> list[str]:
+    return [lease.key for request in rig.bus.carried_out if isinstance(request, Release) for lease in request.leases]
+
+
+async def test_of_a_call_that_may_not_be_repeated_nothing_is_kept_when_its_lane_is_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever met it would have to say that its outcome is unknown."""
+    budgeted(rig, Limits(calls=5))
+    losing_the_shard(rig, monkeypatch)
+    item = rig.item(find_tool(effect="non_idempotent"), {"domain": "a.example"})
+    assert [outcome.outcome for outcome in await rig.ask([item])] == ["completed"]
+    assert releases(rig) == [item.receipt_key]
+    assert len(rig.port.requests) == 1
+    assert rig.store.runs["run-1"].charged() == Decimal("0.01")
+
+
+async def test_what_is_confirmed_goes_back_as_soon_as_another_is_known_to_have_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(ToolGatewaySettings(time_scale=0.05, hand=200.0))
+    budgeted(rig, Limits(calls=5))
+    losing_the_shard(rig, monkeypatch, to="another")
+    item = rig.item(find_tool(effect="idempotent"), {"domain": "a.example"})
+    rig.hand_in([item])
+    async with asyncio.timeout(5):
+        while not releases(rig):
+            await asyncio.sleep(0.001)
+    assert rig.store.receipts[item.receipt_key].state == "released"
+    assert rig.store.runs["run-1"].charged() == 0
+    assert rig.port.requests == []
+    await rig.stop()
+
+
+async def test_who_waits_for_claims_of_its_own_run_is_told_so(rig: Rig) -> None:
+    budgeted(rig, Limits(calls=2))
+    provider = Hold(rig)
+    rig.hand_in([rig.item(find_tool(concurrency=1), {"domain": f"d{n}.example"}, row=f"leads/{n}") for n in range(2)])
+    async with asyncio.timeout(10):
+        while not provider.open or {receipt.state for receipt in rig.store.receipts.values()} != {"queued", "running"}:
+            await asyncio.sleep(0)
+
+    @Provider("elsewhere", base_url="http://127.0.0.1:1").post("/v2/find", effect="read")
+    class Find(HttpTool[FindIn, FindOut]):
+        extract = {"email": ["email"]}  # noqa: RUF012 - as authors write it
+
+    [waits] = await rig.ask([rig.item(Find, {"domain": "a.example"}, row="leads/3")])
+    provider.answer()
+    assert (waits.outcome, waits.reason) == ("deferred", "budget: calls, taken by calls that are not sent yet")
+
+
+async def test_a_run_takes_no_lease_that_another_may_have_and_pays_for_its_own_call(rig: Rig) -> None:
+    """The answer to the first run's claim was lost, and its row was sent away."""
+    first = rig.item(find_tool(effect="idempotent"), {"domain": "a.example"})
+    second = rig.item(find_tool(effect="idempotent"), {"domain": "a.example"})
+    assert first.receipt_key == second.receipt_key
+    for run in ("run-1", "run-2"):
+        rig.store.answer(HaltRun(run_id=run, action="resume"))
+    rig.bus.silent = {ClaimReceipts}
+    rig.hand_in([first])
+    await rig.bus.outcome(first.call_id)
+    assert rig.store.receipts[first.receipt_key].state == "running"
+    rig.bus.silent = set()
+    assert [outcome.outcome for outcome in await rig.ask([second], run="run-2")] == ["completed"]
+    assert [rig.store.runs[run].charged() for run in ("run-1", "run-2")] == [0, Decimal("0.01")]
