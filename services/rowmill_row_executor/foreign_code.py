@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import structlog
+
 from rowmill.errors import UnknownName
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import Clock
 from rowmill.runtime.deliveries import REPLAYED, Delivery
 from rowmill_row_executor.code import PlayCode
+
+log = structlog.get_logger()
 
 FOREIGN_SINCE = "x-rowmill-foreign-since"
 """Header of a message that is passed on: when an executor first met it and had other code, milliseconds since the epoch (AMQP's floats are
@@ -37,6 +41,14 @@ class ForeignCode:
         since = delivery.headers.get(FOREIGN_SINCE)
         if not isinstance(since, int):
             since = now
+            log.warning(
+                "waits_for_other_code",
+                message_type=delivery.message.message_type,
+                run_id=getattr(delivery.message, "run_id", None),
+                play=getattr(delivery.message, "play", None),
+                seconds=self._patience,
+                hint="the run began with other code than this executor has: run an executor with that code, or stop the run",
+            )
         if now - since >= self._patience * 1000:
             return False
         await self._bus.publish_body(

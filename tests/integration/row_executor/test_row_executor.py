@@ -217,8 +217,10 @@ async def test_rows_whose_code_nobody_has_fail_in_the_end(neighbours: Any, new_e
     neighbours.know(run_id, pure())
     await new_executor(foreign_code_patience=20.0)
     await opened(neighbours, run_id, "numbers")
-    await neighbours.send_rows(run_id, "numbers", [{"n": 4}, {"n": 5}], code_digest="gone")
-    await neighbours.until(lambda: len(neighbours.rows(run_id, "numbers")) == 2)
+    with capture_logs() as logged:
+        await neighbours.send_rows(run_id, "numbers", [{"n": 4}, {"n": 5}], code_digest="gone")
+        await neighbours.until(lambda: len(neighbours.rows(run_id, "numbers")) == 2)
+    assert [(line["run_id"], line["play"]) for line in logged if line["event"] == "waits_for_other_code"] == [(run_id, "pure")], "once, at first"
     assert {row.error.code for row in neighbours.rows(run_id, "numbers").values()} == {"code_changed"}
 
 
