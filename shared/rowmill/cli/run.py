@@ -51,6 +51,7 @@ def run(
     Uses the services that run; starts a private set for this command when none do. Exits with 1 if the run or rows failed.
     """
     from rowmill.cli.running import RunRequest, carry_out  # noqa: PLC0415 - loads the client
+    from rowmill.cli.same_files import refuse_same_files  # noqa: PLC0415
     from rowmill.inputs import open_source  # noqa: PLC0415
     from rowmill.outputs import check_output  # noqa: PLC0415
     from rowmill.project import Project  # noqa: PLC0415
@@ -63,6 +64,10 @@ def run(
     project = Project.find(Path.cwd())
     project.load()
     found = project.play(play)
+    refuse_same_files(
+        reads=[*([("--csv", csv)] if csv is not None else []), *_files(found, inputs or [])],
+        writes=[(option, path) for option, path in (("--out", out), ("--bad-rows", bad_rows)) if path is not None],
+    )
     given = _inputs(found, inputs or [])
     if csv is not None:
         given[found.rows_field()] = open_source(csv, delimiter=delimiter, quote=quote, encoding=encoding, bad_rows=bad_rows, require=require or [])
@@ -99,6 +104,12 @@ def _inputs(play: Play[Any, Any], assignments: list[str]) -> dict[str, Any]:
         else:
             given[name] = _value(value)
     return given
+
+
+def _files(play: Play[Any, Any], assignments: list[str]) -> list[tuple[str, Path]]:
+    """Each file that an ``--input`` names, after what is typed before it."""
+    parts = [assignment.partition("=@") for assignment in assignments]
+    return [(f"--input {name}=@FILE", Path(path)) for name, found, path in parts if found and name in play.rows_fields]
 
 
 def _value(text: str) -> Any:
