@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+import msgspec
+
 SHARDS = 16
 """Lanes hash onto this many shards (DESIGN.md, "tool-gateway")."""
 
@@ -24,6 +26,11 @@ def input_digest(pages: Iterable[bytes]) -> str:
     for page in pages:
         digest.update(page)
     return digest.hexdigest()
+
+
+def plain_digest(document: bytes | memoryview) -> str:
+    """Hexadecimal SHA-256 over a JSON document, the same however its members are ordered and spaced."""
+    return hashlib.sha256(msgspec.json.encode(msgspec.json.decode(document), order="sorted")).hexdigest()
 
 
 def shard_of(org: str, provider: str) -> int:

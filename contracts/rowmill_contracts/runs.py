@@ -306,10 +306,32 @@ class DatasetSummary(msgspec.Struct, frozen=True, kw_only=True):
     input_id: str = ""
 
 
+class GivenInput(msgspec.Struct, frozen=True, kw_only=True):
+    """A staged input of a run. ``field`` is empty where the client named none. What its seal says is None until it is whole: ``pages``, ``rows``, and
+    where the client gave it the ``digest`` (see `InputSealed`).
+    """
+
+    input_id: str
+    field: str = ""
+    pages: int | None = None
+    rows: int | None = None
+    digest: str | None = None
+
+
+class RunGiven(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run was started with. ``plain``: `plain_digest` of its `RunStart`'s ``input``."""
+
+    plain: str
+    inputs: list[GivenInput] = []
+    limit: int | None = None
+    force: Force | None = None
+
+
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A run as `rowmill runs` shows it. Times are seconds since the epoch. ``charges_known`` false: its calls and cost are what was last heard, since
     the receipt-store does not answer. ``retrying``: it is over, and its retry is being prepared. ``budget``: as it stands now. ``rows_waiting``: of a
     run that is asked for by its id, how many of its rows wait outside any process for their turn at a provider or for it to serve, by its name.
+    ``given``: of such a run, too, what it was started with.
     """
 
     run_id: str
@@ -329,6 +351,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     retrying: bool = False
     budget: Decimal | Limits | None = None
     rows_waiting: dict[str, int] = {}
+    given: RunGiven | None = None
 
 
 @message()

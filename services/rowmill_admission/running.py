@@ -27,16 +27,19 @@ from rowmill_admission.store import waits as wait_store
 from rowmill_contracts.budgets import MOST_COUNTED
 from rowmill_contracts.charges import RunCharges
 from rowmill_contracts.counts import Counts, Problem
+from rowmill_contracts.digests import plain_digest
 from rowmill_contracts.envelope import NULL
 from rowmill_contracts.events import Control
 from rowmill_contracts.runs import (
     EventArrived,
     GetRun,
+    GivenInput,
     ListRuns,
     OldestRun,
     RecordCalls,
     ReleaseRun,
     RenewRun,
+    RunGiven,
     RunRecord,
     RunShown,
     RunsListed,
@@ -265,19 +268,20 @@ class Runs:
         return OldestRun(started_at=min((each for each in (unfinished, retriable) if each is not None), default=None))
 
     async def shown(self, request: GetRun) -> RunShown:
-        async def work(connection: Connection) -> tuple[Run, list[Dataset], dict[str, int]] | None:
+        async def work(connection: Connection) -> tuple[Run, list[Dataset], dict[str, int], RunGiven] | None:
             run = await run_store.read(connection, request.run_id)
             if run is None:
                 return None
             stored = await dataset_store.of_runs(connection, [run.run_id])
-            return run, stored, {} if run.over else await wait_store.for_providers(connection, run.run_id)
+            given = await _given(connection, run)
+            return run, stored, {} if run.over else await wait_store.for_providers(connection, run.run_id), given
 
         found = await self._database.transact(work)
         if found is None:
             return RunShown()
-        run, stored, waiting = found
+        run, stored, waiting, given = found
         summary = _summary(run, stored, await self._charges.at_once([request.run_id]))  # asked after: of a run that is over it is all
-        return RunShown(run=msgspec.structs.replace(summary, rows_waiting=waiting))
+        return RunShown(run=msgspec.structs.replace(summary, rows_waiting=waiting, given=given))
 
 
 def _staged_inputs(start: RunStart, run_id: str) -> list[StagedInput]:
@@ -310,6 +314,19 @@ async def _record(connection: Connection, run: Run, stored: Sequence[Dataset]) -
         calls=await run_store.calls_of(connection, run.run_id),
         code_digest=first if run.attempt == 1 else run.code_digest,
     )
+
+
+async def _given(connection: Connection, run: Run) -> RunGiven:
+    """What a client that starts the run again can compare with what it has."""
+    shown = []
+    for staged in run.inputs:
+        known = await input_store.read(connection, staged.input_id)
+        if known is None or known.state != "sealed":
+            shown.append(GivenInput(input_id=staged.input_id, field=staged.field))
+        else:
+            digest = None if known.seal_digest is None else known.seal_digest.lower()
+            shown.append(GivenInput(input_id=staged.input_id, field=staged.field, pages=known.seal_pages, rows=known.seal_rows, digest=digest))
+    return RunGiven(plain=plain_digest(memoryview(run.input)), inputs=shown, limit=run.options.limit, force=run.options.force)
 
 
 def _summary(run: Run, stored: list[Dataset], told: Mapping[str, RunCharges] | None) -> RunSummary:

@@ -106,6 +106,16 @@ def test_the_rows_of_a_run_that_was_retried_are_written_by_the_same_command_with
     assert [(row["domain"], row["contact"]) for row in found] == [(row["domain"], _text(contact_of(row["domain"]))) for row in rows]
     assert {row["_status"] for row in found} == {"completed"}
 
+    others, other_out = write_csv(tmp_path / "others.csv", leads(10, f"other{word}")), tmp_path / "others_out.csv"
+    refused = system.rowmill("run", "plays:leads", "--csv", str(others), "--run-id", f"named-{word}", "--out", str(other_out))
+
+    assert (refused.returncode, refused.stdout) == (2, ""), refused.stderr
+    assert f"the run named-{word} exists (completed) and works another file" in refused.stderr
+    assert "staged" not in refused.stderr
+    assert not other_out.exists()
+    limited = system.rowmill(*command, "--limit", "3")
+    assert (limited.returncode, "was started without a limit" in limited.stderr) == (2, True), limited.stderr
+
 
 def test_a_run_that_fails_of_an_empty_key_names_its_row_and_leaves_the_former_output_as_it_was(system: Stage, word: str, tmp_path: Path) -> None:
     rows = leads(5, word)

@@ -16,12 +16,14 @@ from typing import Any
 import msgspec
 
 from rowmill.cli.connecting import LAG_SECONDS, broker_url
+from rowmill.cli.named_runs import not_compared
 from rowmill.cli.outages import watch
 from rowmill.cli.progress import Progress, shown
 from rowmill.cli.wording import hidden_told, kept_budget_told, numbered, other_code_told
 from rowmill.client.client import Client, divided_input
 from rowmill.client.jobs import Job
 from rowmill.client.loaded_code import ask_code
+from rowmill.client.staging import sealed
 from rowmill.dev.working_set import missing_services, working_set
 from rowmill.errors import UnavailableError
 from rowmill.handles import Handle, HandleReference
@@ -75,7 +77,7 @@ def carry_out(request: RunRequest) -> RunStatus:
 
 async def _detached(broker_url: str, request: RunRequest) -> RunStatus:
     async with Client(broker_url, row_events=False) as client:
-        await _say_what_stays(client, request)
+        await _meet_named(client, request)
         await _say_other_code(client, request)
         job = await client.start(request.play, input=request.given, **request.options)
     _say_set_aside(request)
@@ -86,7 +88,7 @@ async def _detached(broker_url: str, request: RunRequest) -> RunStatus:
 async def _followed(broker_url: str, request: RunRequest, *, fresh: bool) -> RunStatus:
     """``fresh``: the services were started for this command, and have the code that there is."""
     async with Client(broker_url, row_events=False, report=_say) as client:
-        await _say_what_stays(client, request)
+        await _meet_named(client, request)
         if not fresh:
             await _say_other_code(client, request)
         started = time.monotonic()
@@ -105,15 +107,23 @@ async def _followed(broker_url: str, request: RunRequest, *, fresh: bool) -> Run
         return status
 
 
-async def _say_what_stays(client: Client, request: RunRequest) -> None:
-    """A run that exists keeps its budget, whatever the command that comes back to it says."""
+async def _meet_named(client: Client, request: RunRequest) -> None:
+    """Before anything is staged: a run that exists goes on with what it was started with, so a command that has something else is refused. Its budget
+    stays, whatever the command says.
+    """
     run_id, budget = request.options.get("run_id"), request.options.get("budget")
-    if run_id is None or budget is None:
+    run = None if run_id is None else await Job(client.bus, run_id).status()
+    if run is None:
         return
-    run = await Job(client.bus, run_id).status()
-    line = None if run is None else kept_budget_told(run, budget)
-    if line is not None:
+    plain, sources = await asyncio.to_thread(divided_input, request.play, request.given)
+    seals = {field: (source.name, await asyncio.to_thread(sealed, source, run.run_id)) for field, source in sources.items()}
+    for line in not_compared(
+        run, play=request.play.name, plain=plain, seals=seals, limit=request.options.get("limit"), force=request.options.get("force")
+    ):
         _say(line)
+    kept = None if budget is None else kept_budget_told(run, budget)
+    if kept is not None:
+        _say(kept)
 
 
 def _say_set_aside(request: RunRequest) -> None:

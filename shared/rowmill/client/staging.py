@@ -28,6 +28,16 @@ class Staged:
     rows: int
 
 
+def sealed(source: Source, input_id: str) -> InputSealed:
+    """The seal that staging this source would end with: reads it through, and publishes nothing. For a source that can be paged again."""
+    digests: list[bytes] = []
+    total = 0
+    for encoded in source.encoded_pages(max_rows=PAGE_ROWS, max_bytes=PAGE_BYTES):
+        digests.append(page_digest(encoded))
+        total += len(encoded)
+    return InputSealed(input_id=input_id, pages=len(digests), rows=total, digest=input_digest(digests))
+
+
 async def stage(bus: Bus, source: Source, input_id: str, *, on_progress: Callable[[int], None] | None = None) -> Staged:
     """Publish every row of ``source`` in order and seal the input; returns after the broker confirmed all of it.
 
@@ -55,6 +65,6 @@ async def stage(bus: Bus, source: Source, input_id: str, *, on_progress: Callabl
         for task in under_way:
             task.cancel()
         raise
-    sealed = InputSealed(input_id=input_id, pages=len(digests), rows=total, digest=input_digest(digests))
-    await bus.publish(sealed, INPUTS, correlation_id=input_id)
+    seal = InputSealed(input_id=input_id, pages=len(digests), rows=total, digest=input_digest(digests))
+    await bus.publish(seal, INPUTS, correlation_id=input_id)
     return Staged(input_id, total)
