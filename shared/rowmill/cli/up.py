@@ -34,7 +34,10 @@ def up(
     nodes = servers.ensure(report=_say)
     running = [name for name in SERVICES if name not in asyncio.run(missing_services(nodes.broker.url))]
     if running:
-        raise UsageError(f"services run on this broker already: {', '.join(running)}")
+        raise UsageError(
+            f"services run on this broker already, or are still stopping: {', '.join(running)}. Wait until they have ended, or stop them with Ctrl-C "
+            "(or `kill -TERM`) where `rowmill up`, `rowmill run` or `rowmill serve` started them; then try again"
+        )
     environment = {
         "ROWMILL_BROKER_URL": nodes.broker.url,
         "ROWMILL_DATABASE_URL": nodes.database.url,

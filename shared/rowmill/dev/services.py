@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rowmill.errors import UnavailableError
-from rowmill.runtime.hosting import SERVICES
+from rowmill.runtime.hosting import SERVICES, in_stop_order
 
 RESTART_PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
 """Seconds before a service that fell over is started again; the last one repeats."""
@@ -121,15 +121,16 @@ class ServiceSet:
             self._keeper.start()
 
     def stop(self) -> None:
-        """Stop them gracefully, then surely."""
+        """Stop them gracefully, then surely: who begins work at once, and who stores it when these have ended. Takes two `STOP_TIMEOUT` at most."""
         self._stopping.set()
         if self._keeper is not None:
             self._keeper.join()
-        for process in self.processes:
-            process.signal(signal.SIGTERM)
-        deadline = time.monotonic() + STOP_TIMEOUT
-        for process in self.processes:
-            process.wait(max(0.1, deadline - time.monotonic()))
+        for together in in_stop_order(self.processes):
+            for process in together:
+                process.signal(signal.SIGTERM)
+            deadline = time.monotonic() + STOP_TIMEOUT
+            for process in together:
+                process.wait(max(0.1, deadline - time.monotonic()))
 
     def raise_if_broken(self) -> None:
         """Raises UnavailableError with its last words if a service keeps falling over. For while they start: later on a play's own code may end a

@@ -8,8 +8,8 @@ import gc
 import importlib
 import os
 import signal
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
@@ -29,6 +29,20 @@ SERVICES: Final[dict[str, str]] = {
     "sheet-writer": "rowmill_sheet_writer.app",
 }
 """Services by the name that people use, with the module whose ``App`` it is. Imported by name, since shared code knows no service."""
+
+STOPPED_LAST: Final = frozenset({"receipt-store", "sheet-writer"})
+"""Services that begin no work of their own, and to which the others hand what they have paid for and done as they stop."""
+
+
+class Named(Protocol):
+    """A service, or a process that hosts one."""
+
+    @property
+    def name(self) -> str:
+        """That of the service, as in `SERVICES`."""
+
+
+NamedT = TypeVar("NamedT", bound=Named)
 
 GC_THRESHOLDS: Final = (50_000, 20, 20)
 """Rows in flight are many young objects that reference counting frees; with Python's defaults the collector took half of a row's time, and at
@@ -51,8 +65,18 @@ def app_named(name: str) -> App:
     return app
 
 
+def in_stop_order(hosted: Iterable[NamedT]) -> tuple[list[NamedT], list[NamedT]]:
+    """Those to stop at once, side by side, and those to stop when these have ended: what is paid for has to find who stores it."""
+    first: list[NamedT] = []
+    last: list[NamedT] = []
+    for one in hosted:
+        (last if one.name in STOPPED_LAST else first).append(one)
+    return first, last
+
+
 async def host(apps: Sequence[App], *, stop_with_parent: bool = False, health_port: int | None = None, loop_block_limit: float | None = None) -> None:
-    """Start the apps side by side, run until SIGTERM or SIGINT (or, with ``stop_with_parent``, until our parent process is gone), stop them.
+    """Start the apps side by side, run until SIGTERM or SIGINT (or, with ``stop_with_parent``, until our parent process is gone), stop them
+    in their order (`in_stop_order`).
 
     ``health_port``: where to tell about their health (`HealthServer`), from before they start until they have stopped; None: nowhere.
     ``loop_block_limit``: seconds for which something may hold the loop before the process ends; None: for ever.
@@ -90,9 +114,19 @@ async def _run(apps: Sequence[App], *, stop_with_parent: bool) -> None:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
     log.info("services_stopping", services=[app.name for app in apps])
-    await asyncio.gather(*(app.stop() for app in apps))
+    await _stop(apps)
     if watch is not None:
         watch.cancel()
+
+
+async def _stop(apps: Sequence[App]) -> None:
+    """Raises what the first of them raised, when all have stopped."""
+    ends: list[BaseException | None] = []
+    for together in in_stop_order(apps):
+        ends += await asyncio.gather(*(app.stop() for app in together), return_exceptions=True)
+    for error in ends:
+        if error is not None:
+            raise error
 
 
 async def _watch_parent(parent: int, stopping: asyncio.Event) -> None:
