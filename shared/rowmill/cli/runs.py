@@ -82,18 +82,29 @@ def get(run_id: str, as_json: JsonOption = False) -> None:
 def stop(
     run_id: str,
     reason: Annotated[str, typer.Option(help="Kept with the run.")] = "stopped by hand",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the run as JSON, as it stood before: it ends soon, not at once.")] = False,
 ) -> None:
     """Stop a run for good: nothing new is sent, what is in flight is recorded, rows that have not ended are cancelled."""
+    import msgspec  # noqa: PLC0415 - commands load what they need
+
     run = _acted(run_id, lambda job: job.stop(reason), stands_before=True)
+    if as_json:
+        print(msgspec.json.encode(_document(run) | {"stopping": not _is_over(run)}).decode())
+        return
     print(f"run {run_id} was over already: {run.state}" if _is_over(run) else f"run {run_id} is being stopped")
 
 
 @app.command("pause")
-def pause(run_id: str) -> None:
+def pause(run_id: str, as_json: JsonOption = False) -> None:
     """Let a run wait until it is resumed: what is in flight is recorded, nothing new is sent."""
+    import msgspec  # noqa: PLC0415 - commands load what they need
+
     run = _acted(run_id, lambda job: job.pause())
     if _is_over(run):
         raise UsageError(f"run {run_id} is over: {run.state}")
+    if as_json:
+        print(msgspec.json.encode(_document(run)).decode())
+        return
     print(f"run {run_id} is paused; `rowmill runs resume {run_id}` lets it go on")
 
 

@@ -15,7 +15,7 @@ from rowmill.cli.wording import hidden_told, kept_budget_told
 from rowmill.client.outages import Outage
 from rowmill_contracts.budgets import Budget, Limits
 from rowmill_contracts.counts import Counts, Problem
-from rowmill_contracts.runs import DatasetSummary, RunSummary
+from rowmill_contracts.runs import DatasetSummary, RunState, RunSummary
 
 COUNTS = Counts(admitted=3, completed=1, failed=1, duplicates=1, calls=2, cost=Decimal("0.03"))
 RUN = RunSummary(
@@ -64,6 +64,24 @@ def test_a_resumed_run_is_printed_as_json(monkeypatch: pytest.MonkeyPatch) -> No
     told = CliRunner().invoke(app, ["runs", "resume", "r1", "--json"])
     assert told.exit_code == 0, told.output
     assert msgspec.json.decode(told.stdout)["state"] == "running"
+
+
+@pytest.mark.parametrize(("state", "stopping"), [("running", True), ("completed", False)])
+def test_a_run_that_is_stopped_is_printed_as_json_with_whether_it_had_not_ended(
+    state: RunState, stopping: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connecting, "asked", lambda _question, *, of: msgspec.structs.replace(RUN, state=state))
+    told = CliRunner().invoke(app, ["runs", "stop", "r1", "--json"])
+    assert told.exit_code == 0, told.output
+    document = msgspec.json.decode(told.stdout)
+    assert (document["run_id"], document["state"], document["stopping"]) == ("r1", state, stopping)
+
+
+def test_a_paused_run_is_printed_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "asked", lambda _question, *, of: msgspec.structs.replace(RUN, state="waiting", waiting_for="pause"))
+    told = CliRunner().invoke(app, ["runs", "pause", "r1", "--json"])
+    assert told.exit_code == 0, told.output
+    assert [msgspec.json.decode(told.stdout)[name] for name in ("run_id", "state", "waiting_for")] == ["r1", "waiting", "pause"]
 
 
 def test_input_columns_in_whose_place_others_were_computed_are_named() -> None:
