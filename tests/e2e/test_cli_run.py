@@ -80,6 +80,9 @@ def test_failed_rows_stay_in_the_output_and_decide_the_exit_status(system: Stage
     assert len(bad) == 3
     assert all("400" in row["_error"] and row["contact"] == "" for row in bad)
     assert "3 failed" in failed.stdout
+    run_id = failed.stdout.split()[1]
+    code = bad[0]["_error"].partition(":")[0]
+    assert f"rowmill: 3 rows failed: {code} (3); `rowmill runs retry {run_id}` works them again" in failed.stderr
 
     system.provider.control(reply={"path": "/match", "status": 400, "count": 1})
     allowed = system.rowmill(*command, "--allow-failed", "--json")

@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from rowmill.cli.connecting import LAG_SECONDS, broker_url
 from rowmill.cli.named_runs import not_compared
 from rowmill.cli.outages import watch
 from rowmill.cli.progress import Progress, shown
-from rowmill.cli.wording import hidden_told, kept_budget_told, numbered, other_code_told
+from rowmill.cli.wording import failed_told, hidden_told, kept_budget_told, numbered, other_code_told
 from rowmill.client.client import Client, divided_input
 from rowmill.client.jobs import Job
 from rowmill.client.loaded_code import ask_code
@@ -147,10 +148,14 @@ async def _to_its_end(job: Job, progress: Progress, request: RunRequest, started
         _say(_waiting(summary))
         print(shown(summary, time.monotonic() - started, None, None, as_json=request.as_json))
         return RunStatus()
-    written = None if request.out is None else await _write(job, summary, request)
+    failures: Counter[str] = Counter()
+    written = None if request.out is None else await _write(job, summary, request, failures)
     columns = {f"{job.run_id}.{name}": source.columns or [] for name, source in request.given.items() if isinstance(source, Source)}
     for line in hidden_told(summary, columns):
         _say(line)
+    failed = failed_told(summary, failures)
+    if failed is not None:
+        _say(failed)
     print(shown(summary, time.monotonic() - started, None if written is None else request.out, written, as_json=request.as_json))
     return RunStatus(completed=summary.state == "completed", failed_rows=summary.counts.failed)
 
@@ -219,8 +224,10 @@ def _waiting(summary: RunSummary) -> str:
     )
 
 
-async def _write(job: Job, summary: RunSummary, request: RunRequest) -> int | None:
-    """Write the rows of the run's main dataset to the output file; returns how many. None: nothing came of the run, and the file stays as it was."""
+async def _write(job: Job, summary: RunSummary, request: RunRequest, failures: Counter[str]) -> int | None:
+    """Write the rows of the run's main dataset to the output file; returns how many. None: nothing came of the run, and the file stays as it was.
+    ``failures``: rows that failed are counted there by the code of their error.
+    """
     dataset = _main_dataset(summary)
     path = request.out
     if dataset is None or path is None:
@@ -234,6 +241,8 @@ async def _write(job: Job, summary: RunSummary, request: RunRequest) -> int | No
         return None
     with RowWriter(path, input_columns=inputs, output_columns=dataset.columns, flatten=request.flatten) as writer:
         while row is not None:
+            if row.mark == "failed" and row.error is not None:
+                failures[row.error.code] += 1
             writer.write(msgspec.json.decode(row.data), row.mark, None if row.error is None else f"{row.error.code}: {row.error.message}")
             row = await anext(rows, None)
         return writer.rows

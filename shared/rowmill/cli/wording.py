@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from rowmill_contracts.events import CodeShown
     from rowmill_contracts.runs import RunSummary
 
+MOST_CODES = 3
+"""Of how many errors a person is told why rows failed."""
+
 
 def rows_told(counts: Counts) -> str:
     """How rows ended, such as ``3 admitted, 2 completed, 0 failed, 0 cancelled, 0 reused, 1 duplicate``."""
@@ -72,6 +75,20 @@ def problem_told(problem: Problem) -> str:
     row = None if problem.row is None else problem.row + 1
     where = [f"{name} {value}" for name, value in (("column", problem.column), ("row", row), ("tool", problem.tool)) if value is not None]
     return f"{problem.message} ({', '.join([problem.code, *where])})"
+
+
+def failed_told(run: RunSummary, codes: Mapping[str, int]) -> str | None:
+    """How many rows of a run failed, of which errors most, and what can be done; None: none did. ``codes``: failed rows by their error's code, as
+    far as that is known.
+    """
+    failed = run.counts.failed
+    if not failed or run.state not in {"completed", "failed"}:
+        return None
+    most = sorted(codes.items(), key=lambda item: (-item[1], item[0]))
+    listed = [f"{code} ({count})" for code, count in most[:MOST_CODES]]
+    why = f": {', '.join(listed)}{', and others' if len(most) > MOST_CODES or sum(codes.values()) < failed else ''}" if listed else ""
+    it = "it" if failed == 1 else "them"
+    return f"{numbered(failed, 'row')} failed{why}; `rowmill runs retry {run.run_id}` works {it} again, while `rowmill up` runs"
 
 
 def hidden_told(run: RunSummary, inputs: Mapping[str, Collection[str]]) -> list[str]:

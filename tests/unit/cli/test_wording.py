@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from rowmill.budgets import as_typed, budget_typed
 from rowmill.cli import connecting
 from rowmill.cli.main import app
-from rowmill.cli.wording import hidden_told, kept_budget_told
+from rowmill.cli.wording import failed_told, hidden_told, kept_budget_told
 from rowmill.client.outages import Outage
 from rowmill_contracts.budgets import Budget, Limits
 from rowmill_contracts.counts import Counts, Problem
@@ -89,6 +89,27 @@ def test_input_columns_in_whose_place_others_were_computed_are_named() -> None:
     run = msgspec.structs.replace(RUN, datasets=[computed, DatasetSummary(dataset="more", state="closed", counts=COUNTS, columns=["domain"])])
     told = hidden_told(run, {"r1.leads": ["domain", "score", "_raw"], "r1.others": ["contact"]})
     assert told == ["the input's column 'score' is hidden: the play computes a column of that name"]
+
+
+@pytest.mark.parametrize(
+    ("failed", "codes", "said"),
+    [
+        (0, {}, None),
+        (1, {}, "1 row failed; `rowmill runs retry r1` works it again, while `rowmill up` runs"),
+        (
+            3,
+            {"timeout": 1, "http_400": 2},
+            "3 rows failed: http_400 (2), timeout (1); `rowmill runs retry r1` works them again, while `rowmill up` runs",
+        ),
+        (9, {"d": 1, "c": 1, "b": 1, "a": 6}, "9 rows failed: a (6), b (1), c (1), and others; "),
+        (9, {"a": 6}, "9 rows failed: a (6), and others; "),
+    ],
+)
+def test_why_rows_failed_and_what_to_do_is_one_line(failed: int, codes: dict[str, int], said: str | None) -> None:
+    run = msgspec.structs.replace(RUN, counts=msgspec.structs.replace(COUNTS, failed=failed))
+    told = failed_told(run, codes)
+    assert told is None if said is None else (told or "").startswith(said)
+    assert failed_told(msgspec.structs.replace(run, state="cancelled"), codes) is None
 
 
 @pytest.mark.parametrize(
