@@ -327,9 +327,12 @@ class Stage:
         letters = [dead(queue.name) for queue in WORK_QUEUES]
         async with Bus(ServiceSettings(broker_url=self.broker_url, time_scale=SCALE), service="audit") as bus:
             left: dict[str, Any] = {}
+            quiet = 0
             try:
                 async with asyncio.timeout(BOUND / 2):
-                    while left := {name: ready for name, (ready, _) in (await bus.depths(names)).items() if ready} or await self._unacknowledged():
+                    while quiet < 2:  # what the broker says of messages in hand may be a second old: a run that began just now has none, by that
+                        left = {name: ready for name, (ready, _) in (await bus.depths(names)).items() if ready} or await self._unacknowledged()
+                        quiet = 0 if left else quiet + 1
                         await asyncio.sleep(0.2)
             except TimeoutError:
                 raise AssertionError(f"messages are left after the run: {left}") from None

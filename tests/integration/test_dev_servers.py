@@ -96,6 +96,10 @@ def test_nothing_is_left_of_a_stopped_pair(own_servers: PrivateServers) -> None:
     assert not alive(ProcessMark(*mapper))
 
 
+def test_what_the_broker_tells_of_messages_in_hand_is_at_most_a_second_old(own_servers: PrivateServers) -> None:
+    assert "{ok,1000}" in own_servers.broker.control("eval", "application:get_env(rabbit, quorum_tick_interval).")
+
+
 def test_every_port_is_on_loopback(own_servers: PrivateServers) -> None:
     folder = str(own_servers.folder)
     ours = [process for process in psutil.process_iter(["cmdline"]) if folder in " ".join(process.info["cmdline"] or [])]
