@@ -26,8 +26,8 @@ _USER = "rowmill"
 _START_SECONDS = 90.0
 _STOP_SECONDS = 30.0
 
-# What rabbitmqctl is told of a quorum queue's unacknowledged messages was noted at its last tick, every 5 s by default: the doctor would see messages in
-# hand that are not any more, or none where some are. In milliseconds.
+# What rabbitmqctl is told of a quorum queue's unacknowledged messages was noted at its last tick, every 5 s by default: the doctor would see messages
+# in hand that are not any more, or none where some are. In milliseconds.
 _ADVANCED = "[{rabbit, [{quorum_tick_interval, 1000}]}].\n"
 
 # Erlang's distribution would listen on every address otherwise, in the node and in each rabbitmqctl.
