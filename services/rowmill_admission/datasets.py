@@ -11,7 +11,8 @@ from rowmill_contracts.charges import RunCharges
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.events import DatasetEvent
 from rowmill_contracts.retries import NOT_RETRIED
-from rowmill_contracts.runs import DatasetOpened, DatasetSummary, OpenDataset
+from rowmill_contracts.run_questions import DatasetSummary
+from rowmill_contracts.runs import DatasetOpened, OpenDataset
 from rowmill_contracts.topology import EVENTS
 
 DatasetState = Literal["open", "closed", "failed"]

@@ -31,7 +31,7 @@ from rowmill_admission.store.commands import Heard
 from rowmill_contracts.budgets import limits_of
 from rowmill_contracts.charges import RunCharges
 from rowmill_contracts.events import Control
-from rowmill_contracts.runs import GetRun, PauseRun, ResumeRun, RunShown
+from rowmill_contracts.run_questions import GetRun, PauseRun, ResumeRun, RunShown
 from rowmill_contracts.topology import CONTROL
 
 PAUSE: Final = "pause"

@@ -18,20 +18,16 @@ from rowmill_admission.settings import AdmissionSettings
 from rowmill_admission.staging import Staged, Staging
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.retries import RunRetry
+from rowmill_contracts.run_questions import AskOldestRun, GetRun, ListRuns, PauseRun, ResumeRun
 from rowmill_contracts.runs import (
-    AskOldestRun,
     EventArrived,
-    GetRun,
     InputPage,
     InputSealed,
-    ListRuns,
     OpenDataset,
-    PauseRun,
     ProviderServes,
     RecordCalls,
     ReleaseRun,
     RenewRun,
-    ResumeRun,
     RowsCommitted,
     RowsParked,
     RunStart,

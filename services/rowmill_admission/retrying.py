@@ -30,7 +30,8 @@ from rowmill_admission.store import owed, retries
 from rowmill_admission.store import runs as run_store
 from rowmill_admission.store import waits as wait_store
 from rowmill_contracts.retries import ReopenRows, RowsReopened, RunRetry
-from rowmill_contracts.runs import GetRun, ParkedRow, RowsCommitted, RunShown
+from rowmill_contracts.run_questions import GetRun, RunShown
+from rowmill_contracts.runs import ParkedRow, RowsCommitted
 from rowmill_contracts.topology import SHEETS_ASKS
 
 log = structlog.get_logger()

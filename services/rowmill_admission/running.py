@@ -30,22 +30,15 @@ from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.digests import plain_digest
 from rowmill_contracts.envelope import NULL
 from rowmill_contracts.events import Control
+from rowmill_contracts.run_questions import GetRun, GivenInput, ListRuns, OldestRun, RunGiven, RunShown, RunsListed, RunSummary
 from rowmill_contracts.runs import (
     EventArrived,
-    GetRun,
-    GivenInput,
-    ListRuns,
-    OldestRun,
     RecordCalls,
     ReleaseRun,
     RenewRun,
-    RunGiven,
     RunRecord,
-    RunShown,
-    RunsListed,
     RunStart,
     RunStop,
-    RunSummary,
     RunTaken,
     StagedInput,
     TakeRun,

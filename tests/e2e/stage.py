@@ -37,7 +37,7 @@ from rowmill.runtime.hosting import SERVICES
 from rowmill.runtime.settings import ServiceSettings
 from rowmill_contracts.counts import Counts
 from rowmill_contracts.rows import ReadRow
-from rowmill_contracts.runs import RunSummary
+from rowmill_contracts.run_questions import RunSummary
 from rowmill_contracts.topology import ADMISSION_DEAD, DELAYS, WORK_QUEUES, dead, delay_queue, suspect
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "leads"

@@ -23,7 +23,8 @@ from rowmill_contracts.envelope import Message, encode
 from rowmill_contracts.receipts import ClaimReceipts, Renew
 from rowmill_contracts.row_keys import KeyPage
 from rowmill_contracts.rows import ReadCounts, RowsSettled, RowTask, RowTasks, SettledRow
-from rowmill_contracts.runs import AdvanceRun, EventArrived, GetRun, InputPage, ParkedRow, RowsCommitted, RowsParked
+from rowmill_contracts.run_questions import GetRun
+from rowmill_contracts.runs import AdvanceRun, EventArrived, InputPage, ParkedRow, RowsCommitted, RowsParked
 from rowmill_contracts.tools import CallItem, ToolCalls
 
 LENGTH = 60

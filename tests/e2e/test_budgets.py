@@ -16,7 +16,7 @@ from tests.e2e.stage import BOUND, Books, Stage, leads, read_csv, write_csv
 
 from rowmill.client import Client, Job
 from rowmill_contracts.events import RunEvent
-from rowmill_contracts.runs import RunSummary
+from rowmill_contracts.run_questions import RunSummary
 
 pytestmark = pytest.mark.servers
 

@@ -20,7 +20,7 @@ from rowmill.dev import ServerSet
 from rowmill.dev.services import ServiceSet
 from rowmill_contracts.retries import RunRetry
 from rowmill_contracts.rows import ReadRow
-from rowmill_contracts.runs import RunSummary
+from rowmill_contracts.run_questions import RunSummary
 from rowmill_contracts.topology import RUNS_RETRY
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]

@@ -13,7 +13,8 @@ from rowmill_admission.store import SQL
 from rowmill_contracts.charges import RunCharges
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.envelope import NULL
-from rowmill_contracts.runs import ListRuns, RecordedCall, RunOptions, RunStart, RunState, StagedInput
+from rowmill_contracts.run_questions import ListRuns
+from rowmill_contracts.runs import RecordedCall, RunOptions, RunStart, RunState, StagedInput
 
 _encoder = msgspec.json.Encoder(decimal_format="string")
 _options = msgspec.json.Decoder(RunOptions)

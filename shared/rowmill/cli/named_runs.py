@@ -10,7 +10,8 @@ import msgspec
 from rowmill.cli.wording import numbered
 from rowmill.errors import UsageError
 from rowmill_contracts.digests import plain_digest
-from rowmill_contracts.runs import GivenInput, InputSealed, RunSummary
+from rowmill_contracts.run_questions import GivenInput, RunSummary
+from rowmill_contracts.runs import InputSealed
 
 
 def not_compared(

@@ -18,7 +18,7 @@ from rowmill.cli.outages import News, outage_told
 from rowmill.cli.wording import charged_told, numbered, problem_told, rows_told
 from rowmill_contracts.counts import Counts
 from rowmill_contracts.events import DatasetEvent, RunEvent
-from rowmill_contracts.runs import RunSummary
+from rowmill_contracts.run_questions import RunSummary
 
 if TYPE_CHECKING:
     from rowmill.client.outages import Outage

@@ -34,7 +34,7 @@ from rowmill.plays import Play
 from rowmill.project import Project
 from rowmill.runtime.logging import configure
 from rowmill_contracts.events import DatasetEvent, RunEvent
-from rowmill_contracts.runs import DatasetSummary, RunSummary
+from rowmill_contracts.run_questions import DatasetSummary, RunSummary
 
 
 @dataclass(frozen=True)

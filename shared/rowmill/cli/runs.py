@@ -15,7 +15,7 @@ from rowmill.errors import UsageError
 if TYPE_CHECKING:
     from rowmill.client.jobs import Job
     from rowmill.client.outages import Outage
-    from rowmill_contracts.runs import RunSummary
+    from rowmill_contracts.run_questions import RunSummary
 
 app = typer.Typer(help="Runs: what ran, what runs, how it ended.", no_args_is_help=True)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rowmill_contracts.budgets import Budget
     from rowmill_contracts.counts import Counts, Problem
     from rowmill_contracts.events import CodeShown
-    from rowmill_contracts.runs import RunSummary
+    from rowmill_contracts.run_questions import RunSummary
 
 MOST_CODES = 3
 """Of how many errors a person is told why rows failed."""

@@ -22,7 +22,8 @@ from rowmill.runtime.clock import new_id
 from rowmill.runtime.deliveries import Delivery
 from rowmill.runtime.settings import ServiceSettings
 from rowmill_contracts.events import DatasetEvent, RowsCompleted, RowsFailed, RunEvent
-from rowmill_contracts.runs import Force, ListRuns, Mode, RunOptions, RunsListed, RunStart, RunSummary
+from rowmill_contracts.run_questions import ListRuns, RunsListed, RunSummary
+from rowmill_contracts.runs import Force, Mode, RunOptions, RunStart
 from rowmill_contracts.topology import ADMISSION_ASKS, EVENTS, RUNS_START
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from rowmill.runtime.clock import SystemClock, new_id
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.events import DatasetEvent, RowsCompleted, RowsFailed, RunEvent
 from rowmill_contracts.retries import RunRetry
-from rowmill_contracts.runs import GetRun, PauseRun, ResumeRun, RunShown, RunStop, RunSummary
+from rowmill_contracts.run_questions import GetRun, PauseRun, ResumeRun, RunShown, RunSummary
+from rowmill_contracts.runs import RunStop
 from rowmill_contracts.topology import ADMISSION_ASKS, RUNS_RETRY, RUNS_STOP
 
 Event = RunEvent | DatasetEvent | RowsCompleted | RowsFailed

@@ -10,7 +10,7 @@ from rowmill.client.lanes import ask_lanes
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.events import LanesShown, LaneView
-from rowmill_contracts.runs import RunSummary
+from rowmill_contracts.run_questions import RunSummary
 
 PATIENCE_SECONDS: Final = 1.0
 """How long gateways are waited for."""

@@ -21,7 +21,7 @@ from rowmill_contracts.receipts import (
     ReplayReceipt,
     SettleReceipt,
 )
-from rowmill_contracts.runs import AskOldestRun, OldestRun
+from rowmill_contracts.run_questions import AskOldestRun, OldestRun
 from rowmill_contracts.topology import ADMISSION_ASKS, RECEIPTS_CLAIMS, RECEIPTS_SETTLE
 
 PAGE = 500

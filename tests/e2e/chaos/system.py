@@ -20,7 +20,7 @@ from rowmill.dev.services import ServiceSet
 from rowmill.dev.working_set import missing_services
 from rowmill.doctor.health import Control, look
 from rowmill_contracts.rows import ReadRow
-from rowmill_contracts.runs import RunSummary
+from rowmill_contracts.run_questions import RunSummary
 
 SCALE = 0.2
 FULL_SIZE = {"ROWMILL_PAGE_GATHER": str(0.005 / SCALE), "ROWMILL_CLAIM_AHEAD": str(0.1 / SCALE), "ROWMILL_HAND": str(2.5 / SCALE)}

@@ -30,11 +30,11 @@ from rowmill_contracts.rows import (
     RowTasks,
     SettledRow,
 )
+from rowmill_contracts.run_questions import GetRun, RunShown, RunSummary
 from rowmill_contracts.runs import (
     AdvanceRun,
     ColumnInfo,
     DatasetOpened,
-    GetRun,
     InputPage,
     InputSealed,
     OpenDataset,
@@ -42,9 +42,7 @@ from rowmill_contracts.runs import (
     ParkedRow,
     ReleaseRun,
     RowsCommitted,
-    RunShown,
     RunStart,
-    RunSummary,
     RunTaken,
     TakeRun,
     TermAnswer,

@@ -11,7 +11,7 @@ from rowmill.runtime.bus import Bus
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.retries import RunRetry
 from rowmill_contracts.rows import RowTasks, SettledRow
-from rowmill_contracts.runs import RunShown, RunSummary
+from rowmill_contracts.run_questions import RunShown, RunSummary
 from rowmill_contracts.topology import RUNS_RETRY
 
 FAILED = {0, 7, 411}

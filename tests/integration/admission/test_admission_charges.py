@@ -14,7 +14,7 @@ from rowmill_contracts.charges import RunCharges
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.events import DatasetEvent, RunEvent
 from rowmill_contracts.rows import RowTasks, SettledRow
-from rowmill_contracts.runs import ListRuns, PauseRun, RunShown, RunsListed, RunSummary
+from rowmill_contracts.run_questions import ListRuns, PauseRun, RunShown, RunsListed, RunSummary
 from rowmill_contracts.topology import ADMISSION_ASKS
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("admission")]

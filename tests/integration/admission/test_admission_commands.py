@@ -22,7 +22,8 @@ from rowmill_contracts.charges import RunCharges
 from rowmill_contracts.envelope import Message, encode
 from rowmill_contracts.retries import RunRetry
 from rowmill_contracts.rows import RowTasks, SettledRow
-from rowmill_contracts.runs import PauseRun, ResumeRun, RunStop
+from rowmill_contracts.run_questions import PauseRun, ResumeRun
+from rowmill_contracts.runs import RunStop
 from rowmill_contracts.topology import ADMISSION_ASKS, ADMISSION_RUNS
 
 pytestmark = pytest.mark.servers

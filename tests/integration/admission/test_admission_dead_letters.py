@@ -19,19 +19,17 @@ from rowmill_contracts.receipts import ClaimReceipts, Complete, Confirm, Fail, H
 from rowmill_contracts.retries import ReopenRows, RunRetry
 from rowmill_contracts.row_keys import KeyPage, PageKeys
 from rowmill_contracts.rows import LookupRows, QuerySheets, ReadCounts, ReadRows, RowsLooked, RowsRead, RowsSettled, RowTasks, SheetsQueried
+from rowmill_contracts.run_questions import GetRun, PauseRun, RunShown
 from rowmill_contracts.runs import (
     AdvanceRun,
     DatasetOpened,
-    GetRun,
     InputPage,
     InputSealed,
     OpenDataset,
-    PauseRun,
     RecordCalls,
     ReleaseRun,
     RenewRun,
     RunOptions,
-    RunShown,
     RunTaken,
     TakeRun,
 )

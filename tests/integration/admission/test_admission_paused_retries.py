@@ -16,7 +16,8 @@ from rowmill_admission.app import App
 from rowmill_admission.settings import AdmissionSettings
 from rowmill_contracts.events import RunEvent
 from rowmill_contracts.receipts import HaltRun
-from rowmill_contracts.runs import PauseRun, ResumeRun, RunOptions, RunShown, RunSummary
+from rowmill_contracts.run_questions import PauseRun, ResumeRun, RunShown, RunSummary
+from rowmill_contracts.runs import RunOptions
 from rowmill_contracts.topology import ADMISSION_ASKS
 
 pytestmark = pytest.mark.servers

@@ -16,18 +16,8 @@ from rowmill_admission.settings import AdmissionSettings
 from rowmill_contracts.counts import Counts
 from rowmill_contracts.events import DatasetEvent
 from rowmill_contracts.retries import RunRetry
-from rowmill_contracts.runs import (
-    AskOldestRun,
-    ColumnInfo,
-    DatasetOpened,
-    OldestRun,
-    OpenDataset,
-    ReleaseRun,
-    RunShown,
-    RunStop,
-    RunTaken,
-    TermAnswer,
-)
+from rowmill_contracts.run_questions import AskOldestRun, OldestRun, RunShown
+from rowmill_contracts.runs import ColumnInfo, DatasetOpened, OpenDataset, ReleaseRun, RunStop, RunTaken, TermAnswer
 from rowmill_contracts.topology import ADMISSION_ASKS, RUNS_RETRY, RUNS_STOP
 
 pytestmark = pytest.mark.servers

@@ -13,18 +13,15 @@ from tests.integration.admission.admission_neighbours import Neighbours, new_run
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.events import DatasetEvent
 from rowmill_contracts.rows import RowTasks, SettledRow
+from rowmill_contracts.run_questions import AskOldestRun, ListRuns, OldestRun, RunsListed
 from rowmill_contracts.runs import (
-    AskOldestRun,
     DatasetOpened,
-    ListRuns,
-    OldestRun,
     OpenDataset,
     RecordCalls,
     RecordedCall,
     ReleaseRun,
     RenewRun,
     RunOptions,
-    RunsListed,
     RunStart,
     RunStop,
     RunTaken,

@@ -12,7 +12,8 @@ from tests.integration.admission.admission_neighbours import Neighbours, new_run
 
 from rowmill_contracts.budgets import Limits
 from rowmill_contracts.rows import RowTasks, SettledRow
-from rowmill_contracts.runs import ParkedRow, PauseRun, ProviderServes, ResumeRun, RowsParked, RunOptions, RunShown, RunStop
+from rowmill_contracts.run_questions import PauseRun, ResumeRun, RunShown
+from rowmill_contracts.runs import ParkedRow, ProviderServes, RowsParked, RunOptions, RunStop
 from rowmill_contracts.topology import ADMISSION_ASKS, ADMISSION_PARKED, RUNS_STOP
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("admission")]

@@ -22,7 +22,8 @@ from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery
 from rowmill.runtime.settings import ServiceSettings
 from rowmill_contracts import topology
-from rowmill_contracts.runs import AdvanceRun, GetRun, RunShown
+from rowmill_contracts.run_questions import GetRun, RunShown
+from rowmill_contracts.runs import AdvanceRun
 
 BOUND = 60.0
 QUEUE = topology.EXECUTOR_ADVANCE

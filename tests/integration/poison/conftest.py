@@ -28,7 +28,7 @@ from rowmill.project import Project
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.settings import ServiceSettings
 from rowmill_contracts.rows import ReadRow
-from rowmill_contracts.runs import RunSummary
+from rowmill_contracts.run_questions import RunSummary
 from rowmill_contracts.topology import DELAYS, EXECUTOR_ROWS, WORK_QUEUES, dead, delay_queue, suspect
 
 SCALE = 0.05

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.poison.conftest import BOUND, SCALE, Ward
 
 from rowmill.client import Client, Job
-from rowmill_contracts.runs import RunSummary
+from rowmill_contracts.run_questions import RunSummary
 from rowmill_contracts.topology import EXECUTOR_ADVANCE
 
 LEASE = 4.0

@@ -15,7 +15,7 @@ from rowmill.client.dead_letter_queues import dead_letters
 from rowmill.client.dead_letters import Filter
 from rowmill_contracts.envelope import decode
 from rowmill_contracts.rows import ReadRow, RowTasks
-from rowmill_contracts.runs import RunSummary
+from rowmill_contracts.run_questions import RunSummary
 from rowmill_contracts.topology import EXCHANGE, EXECUTOR_ROWS
 
 EXITED, OUT_OF_MEMORY, STOOD_STILL = 3, 70, 1

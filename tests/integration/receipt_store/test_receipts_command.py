@@ -14,7 +14,7 @@ from rowmill.cli import consent
 from rowmill.cli.main import app as command
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery
-from rowmill_contracts.runs import AskOldestRun, OldestRun
+from rowmill_contracts.run_questions import AskOldestRun, OldestRun
 from rowmill_contracts.topology import ADMISSION_ASKS
 from rowmill_receipt_store.app import App
 from rowmill_receipt_store.settings import ReceiptStoreSettings

@@ -14,7 +14,8 @@ from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery, Rejected
 from rowmill.runtime.settings import ServiceSettings
 from rowmill_contracts import runs, topology
-from rowmill_contracts.runs import AdvanceRun, GetRun, RunShown
+from rowmill_contracts.run_questions import GetRun, RunShown
+from rowmill_contracts.runs import AdvanceRun
 
 
 def settings(url: str, **changes: Any) -> ServiceSettings:

@@ -12,7 +12,8 @@ from rowmill.cli.named_runs import not_compared
 from rowmill.errors import UsageError
 from rowmill_contracts.counts import Counts
 from rowmill_contracts.digests import plain_digest
-from rowmill_contracts.runs import GivenInput, InputSealed, RunGiven, RunSummary
+from rowmill_contracts.run_questions import GivenInput, RunGiven, RunSummary
+from rowmill_contracts.runs import InputSealed
 
 STAGED = GivenInput(input_id="r1.leads", field="leads", pages=2, rows=600, digest="aa")
 GIVEN = RunGiven(plain=plain_digest(b'{"b": [1, 2.5], "a": "x"}'), inputs=[STAGED], limit=10, force="tools")

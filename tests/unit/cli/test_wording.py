@@ -15,7 +15,8 @@ from rowmill.cli.wording import failed_told, hidden_told, kept_budget_told
 from rowmill.client.outages import Outage
 from rowmill_contracts.budgets import Budget, Limits
 from rowmill_contracts.counts import Counts, Problem
-from rowmill_contracts.runs import DatasetSummary, RunState, RunSummary
+from rowmill_contracts.run_questions import DatasetSummary, RunSummary
+from rowmill_contracts.runs import RunState
 
 COUNTS = Counts(admitted=3, completed=1, failed=1, duplicates=1, calls=2, cost=Decimal("0.03"))
 RUN = RunSummary(

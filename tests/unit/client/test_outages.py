@@ -12,7 +12,7 @@ from rowmill.runtime.bus import Bus
 from rowmill_contracts.counts import Counts
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.events import AskLanes, LanesShown, LaneView
-from rowmill_contracts.runs import RunSummary
+from rowmill_contracts.run_questions import RunSummary
 
 
 class Gateways:

@@ -15,7 +15,7 @@ from rowmill.errors import AskDied, AskTimeout, UnavailableError
 from rowmill.runtime.bus import Bus
 from rowmill_contracts.counts import Counts
 from rowmill_contracts.rows import ReadRow, ReadRows, RowsRead
-from rowmill_contracts.runs import DatasetSummary, GetRun, RunShown, RunSummary
+from rowmill_contracts.run_questions import DatasetSummary, GetRun, RunShown, RunSummary
 
 COUNTS = Counts(admitted=1, failed=1)
 RUN = RunSummary(

@@ -8,7 +8,7 @@ import pytest
 
 from rowmill.runtime.asking import GIVEN_UP_AFTER, PARTED_AFTER, Asks, tries_of
 from rowmill_contracts.envelope import Message, encode
-from rowmill_contracts.runs import GetRun, RunShown
+from rowmill_contracts.run_questions import GetRun, RunShown
 
 
 def received(asks: Asks, reply: Message, correlation_id: str) -> None:
