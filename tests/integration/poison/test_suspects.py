@@ -107,6 +107,20 @@ async def letters(url: str) -> list[aio_pika.abc.AbstractIncomingMessage]:
     return found
 
 
+async def died_of(url: str, mortal: Mortal, enough: Callable[[], bool] = lambda: True) -> list[aio_pika.abc.AbstractIncomingMessage]:
+    """Let it live until a letter is dead and what else is waited for has happened; the dead letters, taken."""
+    found: list[aio_pika.abc.AbstractIncomingMessage] = []
+    done = asyncio.Event()
+    living = asyncio.create_task(mortal.live(done.is_set))
+    async with asyncio.timeout(BOUND):
+        while not found or not enough():
+            found += await letters(url)
+            await asyncio.sleep(0.05)
+    done.set()
+    await living
+    return found
+
+
 async def publish(url: str, *messages: Message) -> None:
     async with Bus(settings(url), service="publisher") as bus:
         for number, message in enumerate(messages):
@@ -123,15 +137,7 @@ async def test_a_poison_row_dies_alone_and_every_row_beside_it_is_handled_once(b
     await publish(broker_url, *pages)
     healthy = {name for each in pages for name in names_in(each)} - {"c05"}
     mortal = Mortal(broker_url, lambda message: "c05" in names_in(message))
-    dead: list[aio_pika.abc.AbstractIncomingMessage] = []
-    done = asyncio.Event()
-    living = asyncio.create_task(mortal.live(done.is_set))
-    async with asyncio.timeout(BOUND):
-        while not dead or not set(mortal.handled) >= healthy:
-            dead += await letters(broker_url)
-            await asyncio.sleep(0.05)
-    done.set()
-    await living
+    dead = await died_of(broker_url, mortal, lambda: set(mortal.handled) >= healthy)
     assert set(mortal.handled) == healthy
     assert max(mortal.handled.values()) == 1
     assert mortal.deaths == 7, "two in the work queue, one for each halving of eight, two for the row alone"
@@ -149,15 +155,7 @@ async def test_a_poison_row_dies_alone_and_every_row_beside_it_is_handled_once(b
 async def test_what_is_no_page_dies_at_its_third_delivery_alone(broker_url: str) -> None:
     await publish(broker_url, AdvanceRun(run_id="deadly"), AdvanceRun(run_id="well"))
     mortal = Mortal(broker_url, lambda message: "deadly" in names_in(message))
-    dead: list[aio_pika.abc.AbstractIncomingMessage] = []
-    done = asyncio.Event()
-    living = asyncio.create_task(mortal.live(done.is_set))
-    async with asyncio.timeout(BOUND):
-        while not dead or "well" not in mortal.handled:
-            dead += await letters(broker_url)
-            await asyncio.sleep(0.05)
-    done.set()
-    await living
+    dead = await died_of(broker_url, mortal, lambda: "well" in mortal.handled)
     assert [letter.headers["x-rowmill-error"] for letter in dead] == ["poison: crashed its consumer 4 times"]
     assert [(letter.message_id, letter.correlation_id, letter.reply_to) for letter in dead] == [("m0", "asked", "replies.nobody")]
     assert mortal.handled == {"well": 1}
@@ -175,15 +173,7 @@ async def test_what_is_at_rest_when_its_consumers_die_is_handled_by_the_first_th
         return deaths[name] <= (10 if name == "well00" else 6)
 
     mortal = Mortal(broker_url, lambda message: names_in(message) == ["deadly00"], at_rest)
-    dead: list[aio_pika.abc.AbstractIncomingMessage] = []
-    done = asyncio.Event()
-    living = asyncio.create_task(mortal.live(done.is_set))
-    async with asyncio.timeout(BOUND):
-        while not dead or "well00" not in mortal.handled:
-            dead += await letters(broker_url)
-            await asyncio.sleep(0.05)
-    done.set()
-    await living
+    dead = await died_of(broker_url, mortal, lambda: "well00" in mortal.handled)
     assert mortal.handled == {"well00": 1}
     assert [letter.message_id for letter in dead] == ["m1"]
     assert (deaths["well00"], deaths["deadly00"]) == (11, 8)
@@ -194,13 +184,7 @@ async def test_what_is_at_rest_when_its_consumers_die_is_handled_by_the_first_th
 async def test_what_kills_only_while_it_seems_to_wait_is_condemned_in_the_end(broker_url: str) -> None:
     await publish(broker_url, page("hidden", 1))
     mortal = Mortal(broker_url, lambda _: False, lambda _: True)
-    dead: list[aio_pika.abc.AbstractIncomingMessage] = []
-    living = asyncio.create_task(mortal.live(lambda: bool(dead)))
-    async with asyncio.timeout(BOUND):
-        while not dead:
-            dead += await letters(broker_url)
-            await asyncio.sleep(0.05)
-    await living
+    dead = await died_of(broker_url, mortal)
     assert (mortal.deaths, mortal.handled) == (2 + CONDEMNED_AFTER, {})
     assert dead[0].headers["x-rowmill-error"] == "poison: its consumer died 22 times, 20 times while it only seemed to wait"
     assert not await left(broker_url)
