@@ -123,30 +123,10 @@ async def test_a_budget_pays_for_all_that_it_has_though_more_is_asked_and_claime
     assert len(rig.port.requests) == 7
 
 
-async def test_what_is_confirmed_when_its_lane_is_lost_goes_once_the_lane_is_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given back, its part of the budget would be left over though the run is told by then that it is spent."""
-    budgeted(rig, Limits(calls=5))
-    carry_out, lost = rig.store.answer, False
-
-    def answer(request: Message) -> Message:
-        nonlocal lost
-        reply = carry_out(request)
-        if isinstance(request, Confirm) and not lost:
-            lost = True
-            rig.engine.shards.refused(request.shard or 0)
-            rig.store.runs["run-1"].state = "halted"
-        return reply
-
-    monkeypatch.setattr(rig.store, "answer", answer)
-    find = find_tool(concurrency=5)
-    items = [rig.item(find, {"domain": f"d{n}.example"}) for n in range(1)]
-    assert [outcome.outcome for outcome in await rig.ask(items)] == ["completed"]
-    assert len(rig.port.requests) == len(items)
-    assert not any(isinstance(request, Release) for request in rig.bus.asked)
-
-
-def losing_the_shard(rig: Rig, monkeypatch: pytest.MonkeyPatch, *, to: str = "") -> None:
-    """The first confirmation is carried out, and the shard is not ours any more when its answer comes: another has it, or nobody knows."""
+def losing_the_shard(rig: Rig, monkeypatch: pytest.MonkeyPatch, *, to: str = "", halting: bool = False) -> None:
+    """The first confirmation is carried out, and the shard is not ours any more when its answer comes: another has it, or nobody knows. ``halting``: the
+    run is halted by then, too.
+    """
     carry_out, lost = rig.store.answer, False
 
     def answer(request: Message) -> Message:
@@ -158,9 +138,20 @@ def losing_the_shard(rig: Rig, monkeypatch: pytest.MonkeyPatch, *, to: str = "")
             if to:
                 shard = rig.store.shards[request.shard or 0]
                 shard.ended_term, shard.term, shard.holder, shard.expires = shard.term, shard.term + 1, to, rig.clock.now() + 1000
+            if halting:
+                rig.store.runs["run-1"].state = "halted"
         return reply
 
     monkeypatch.setattr(rig.store, "answer", answer)
+
+
+async def test_what_is_confirmed_when_its_lane_is_lost_goes_once_the_lane_is_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given back, its part of the budget would be left over though the run is told by then that it is spent."""
+    budgeted(rig, Limits(calls=5))
+    losing_the_shard(rig, monkeypatch, halting=True)
+    assert [outcome.outcome for outcome in await rig.ask([rig.item(find_tool(), {"domain": "a.example"})])] == ["completed"]
+    assert len(rig.port.requests) == 1
+    assert not any(isinstance(request, Release) for request in rig.bus.asked)
 
 
 def releases(rig: Rig) -> list[str]:
