@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
+from tests.fakes.clocks import FrozenClock
 
 from rowmill.client.outages import Outage, outages
 from rowmill.runtime.bus import Bus
@@ -35,17 +36,6 @@ class Gateways:
             self._collect(answer)
 
 
-class Clock:
-    def now(self) -> float:
-        return 100.0
-
-    def monotonic(self) -> float:
-        raise NotImplementedError
-
-    async def sleep(self, seconds: float) -> None:
-        raise NotImplementedError
-
-
 def lane(provider: str, *, held: bool = True, **facts: Any) -> LaneView:
     return LaneView(org="default", provider=provider, shard=3, held=held, concurrency=5, **facts)
 
@@ -55,7 +45,7 @@ def run(**waiting: int) -> RunSummary:
 
 
 async def told(gateways: Gateways, run: RunSummary, seconds: float = 10.0) -> list[Outage]:
-    return await outages(cast("Bus", gateways), run, Clock(), seconds=seconds)
+    return await outages(cast("Bus", gateways), run, FrozenClock(), seconds=seconds)
 
 
 async def test_of_a_run_none_of_whose_rows_waits_nobody_is_asked() -> None:
@@ -71,7 +61,7 @@ async def test_a_provider_is_as_its_lanes_holder_sees_it() -> None:
 
     found = await told(gateways, run(clearbit=412, slow=7))
 
-    assert found == [Outage("clearbit", 412, "http_503", 130.0)], "rows wait for their turn at the other, which serves"
+    assert found == [Outage("clearbit", 412, "http_503", 1_030.0)], "rows wait for their turn at the other, which serves"
     assert [question.org for question in gateways.asked] == ["default"]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.fakes.clocks import FrozenClock
 from tests.fakes.receipts import MemoryReceipts
 from tests.unit.row_executor.leads import Tools
 from tests.unit.row_executor.step_executors import Executor, Now
@@ -41,23 +42,6 @@ async def until(happened: Callable[[], Any]) -> None:
     async with asyncio.timeout(20):
         while not happened():
             await asyncio.sleep(0.001)
-
-
-class FrozenClock:
-    """Time that stands until a test moves it."""
-
-    def __init__(self) -> None:
-        self.time = 1_000.0
-
-    def now(self) -> float:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time
-
-    async def sleep(self, seconds: float) -> None:
-        del seconds
-        await asyncio.Event().wait()
 
 
 class RegisteredCode:

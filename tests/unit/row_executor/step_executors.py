@@ -36,14 +36,6 @@ class Now:
         return self.time
 
 
-class Hurry(SystemClock):
-    """Nothing is waited for."""
-
-    async def sleep(self, seconds: float) -> None:
-        del seconds
-        await asyncio.sleep(0)
-
-
 class Asks:
     """A bus to a store in memory. ``lose``: what is not answered, though it is carried out; ``drop``: what is not even that. ``deadly``: the run
     whose claims no store survives; ``unconfirmed``: what confirmations of the run of that name end in; ``odd``: runs whose requests end in an error

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.fakes.clocks import HurriedClock
 from tests.fakes.receipts import MemoryReceipts
 
 from rowmill.errors import AskDied
@@ -14,7 +15,6 @@ from rowmill_contracts.tools import CallOutcome
 from rowmill_row_executor import step_runner
 
 from .conftest import until
-from .step_executors import Hurry
 
 
 async def test_steps_that_are_ready_together_are_claimed_together(new_executor: Any) -> None:
@@ -40,7 +40,7 @@ async def test_a_claim_that_no_store_survives_fails_alone(new_executor: Any) -> 
 async def test_a_step_whose_confirmation_no_store_survives_fails_alone_and_unbegun(
     new_executor: Any, store: MemoryReceipts, error: type[Exception], code: str
 ) -> None:
-    here = new_executor(Hurry())
+    here = new_executor(HurriedClock())
     await here.run(lambda: 0)
     here.asks.unconfirmed = error
     runs = [*(f"run-{number}" for number in range(20)), "unconfirmed"]
@@ -74,7 +74,7 @@ async def test_steps_of_a_process_that_cannot_say_that_it_is_there_fail(new_exec
 
 @pytest.mark.parametrize("error", [AskDied, RuntimeError])
 async def test_an_outcome_that_cannot_be_stored_holds_up_no_other_of_its_page_and_is_given_up(new_executor: Any, error: type[Exception]) -> None:
-    here = new_executor(Hurry())
+    here = new_executor(HurriedClock())
     await here.run(lambda: 0)
     here.asks.odd = {"bad-done": error, "bad-failed": error, "bad-gone": error}
     runs = [*(f"run-{number}" for number in range(20)), "bad-done"]

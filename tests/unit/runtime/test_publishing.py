@@ -11,18 +11,12 @@ import aio_pika
 import pytest
 from aiormq import spec
 from aiormq.exceptions import DeliveryError, PublishError
+from tests.fakes.clocks import HurriedClock
 
-from rowmill.runtime.clock import SystemClock
 from rowmill.runtime.envelopes import envelope_of
 from rowmill.runtime.publishing import Publisher
 from rowmill.runtime.session import Session
 from rowmill_contracts.topology import CONTROL, EVENTS, EXCHANGE
-
-
-class QuickClock(SystemClock):
-    async def sleep(self, seconds: float) -> None:
-        del seconds
-        await asyncio.sleep(0)
 
 
 class FakeSession:
@@ -60,7 +54,7 @@ async def published(session: FakeSession, exchange: str = EXCHANGE) -> None:
 
     envelope = envelope_of(b"{}", "AdvanceRun.v1", at=0.0, message_id="m1")
     async with asyncio.timeout(20):
-        await Publisher(live, 1.0, QuickClock(), "test").publish(envelope, exchange, "key")
+        await Publisher(live, 1.0, HurriedClock(), "test").publish(envelope, exchange, "key")
 
 
 def unroutable() -> PublishError:
