@@ -41,6 +41,7 @@ from rowmill_contracts.receipts import (
 )
 from rowmill_contracts.shards import LeaseShard
 from rowmill_contracts.tools import ToolFailure
+from rowmill_receipt_store.charges import Kind, taken_reason
 from rowmill_receipt_store.deaths import DeathRule
 
 OUTPUT_LIMIT = 8 * 1024 * 1024
@@ -90,16 +91,16 @@ class Run:
     def refund(self, key: str, dispatch: int) -> tuple[Decimal, Literal["calls", "retries"] | None]:
         return self.charges.pop((key, dispatch), Decimal(0)), self.counted.pop((key, dispatch), None)
 
-    def unpaid(self, cost: Decimal, kind: Literal["calls", "retries"], now: float, unsent: Collection[tuple[str, int]] = ()) -> str:
-        """The budget that does not pay for one more dispatch; empty: all do. ``unsent``: dispatches that are taken not to be charged."""
+    def unpaid(self, cost: Decimal, kind: Literal["calls", "retries"], now: float, unsent: Collection[tuple[str, int]] = ()) -> Kind | None:
+        """The budget that does not pay for one more dispatch; None: all do. ``unsent``: dispatches that are taken not to be charged."""
         limit = getattr(self.limits, kind)
         if self.deadline is not None and self.deadline <= now:
-            return "wall time"
+            return "wall_time"
         charged = sum((amount for dispatch, amount in self.charges.items() if dispatch not in unsent), Decimal(0))
         if self.limits.money is not None and cost and charged + cost > self.limits.money:
             return "money"
         made = sum(counted == kind for dispatch, counted in self.counted.items() if dispatch not in unsent)
-        return kind if limit is not None and made >= limit else ""
+        return kind if limit is not None and made >= limit else None
 
     def pays(self, claim: Claim) -> bool:
         """Whether a budget pays for the claim, which is then confirmed right before it is sent."""
@@ -224,9 +225,8 @@ class MemoryReceipts:
                 former.counted.update({} if kind is None else {(claim.key, coming): kind})
             unsent = {(key, held.dispatch + 1) for key, held in self.receipts.items() if held.state == "queued"}
             if run.unpaid(claim.cost, "retries" if tried else "calls", self._now(), unsent) != unpaid:
-                reason = f"budget: {unpaid}, taken by calls that are not sent yet"
-                return ClaimAnswer(state="held", wait_ms=int(1000 * self._held_poll), run_id=claim.run_id, reason=reason)
-            return ClaimAnswer(state="over_budget", reason=f"budget: {unpaid}, spent; receipt {claim.key[:12]} is not sent")
+                return ClaimAnswer(state="held", wait_ms=int(1000 * self._held_poll), run_id=claim.run_id, reason=taken_reason(unpaid))
+            return ClaimAnswer(state="over_budget", reason=f"budget: {unpaid.replace('_', ' ')}, spent; receipt {claim.key[:12]} is not sent")
         if receipt is None:
             receipt = self.receipts[claim.key] = Receipt(claim)
         receipt.claim, receipt.lease_id, receipt.shard, receipt.term = claim, claim.lease_id, request.shard, request.term

@@ -15,6 +15,7 @@ from rowmill_contracts.budgets import Budget, Limits
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.receipts import ClaimReceipts, Confirm, HaltRun, Release
 from rowmill_contracts.shards import LeaseShard
+from rowmill_receipt_store.charges import taken_reason
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 
 BUDGETS = [Decimal(1), Limits(calls=100), Limits(retries=100)]
@@ -124,8 +125,8 @@ async def test_a_budget_pays_for_all_that_it_has_though_more_is_asked_and_claime
 
 
 def losing_the_shard(rig: Rig, monkeypatch: pytest.MonkeyPatch, *, to: str = "", halting: bool = False) -> None:
-    """The first confirmation is carried out, and the shard is not ours any more when its answer comes: another has it, or nobody knows. ``halting``: the
-    run is halted by then, too.
+    """The first confirmation is carried out, and the shard is not ours any more when its answer comes: another has it, or nobody knows. ``halting``:
+    the run is halted by then, too.
     """
     carry_out, lost = rig.store.answer, False
 
@@ -198,7 +199,7 @@ async def test_who_waits_for_claims_of_its_own_run_is_told_so(rig: Rig) -> None:
 
     [waits] = await rig.ask([rig.item(Find, {"domain": "a.example"}, row="leads/3")])
     provider.answer()
-    assert (waits.outcome, waits.reason) == ("deferred", "budget: calls, taken by calls that are not sent yet")
+    assert (waits.outcome, waits.reason) == ("deferred", taken_reason("calls"))
 
 
 async def test_a_run_takes_no_lease_that_another_may_have_and_pays_for_its_own_call(rig: Rig) -> None:
