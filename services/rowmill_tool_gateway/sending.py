@@ -46,6 +46,9 @@ class Flow(Protocol):
 
     solitude: Solitude
 
+    def may_send(self, lane: Lane) -> bool:
+        """Whether spending is allowed, and what comes of it can be stored."""
+
     def resume(self, flight: Flight) -> None: ...
 
     def unready(self, flight: Flight) -> None: ...
@@ -94,7 +97,7 @@ class Sender:
             log.exception("request_not_prepared", tool=tool.id)
             self._give_up(flights, error)
             flights = []
-        if flights and not (self._shards.holds(lane.shard) and self._receipts.storing):
+        if flights and not self._flow.may_send(lane):
             for flight in flights:
                 self._flow.put_back(flight)
             flights = []
