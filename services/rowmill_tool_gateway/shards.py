@@ -375,9 +375,8 @@ class ShardLeases:
                 log.info("shard_taken" if answer.held else "shard_lost", shard=answer.shard, term=answer.term)
                 if answer.held:
                     changed.add(answer.shard)
-                    for lane in () if same else self._work.lanes():
-                        if lane.shard == answer.shard:
-                            lane.taken_over(asked)
+                    if not same:
+                        self._taken_over(answer.shard, asked)
         terms = {answer.shard: answer.term for answer in reply.shards if answer.held and answer.shard in self._leases}
         now = self._clock.monotonic()
         self._permits.drawn(drawings, reply.drawn, terms, now)
@@ -387,6 +386,11 @@ class ShardLeases:
             self._work.changed(shard)
         self._told_who_shares(reply)
         return True
+
+    def _taken_over(self, shard: int, now: float) -> None:
+        for lane in self._work.lanes():
+            if lane.shard == shard:
+                lane.taken_over(now)
 
     def _told_who_shares(self, reply: ShardsLeased) -> None:
         if not self._serving:
