@@ -55,26 +55,27 @@ class App:
         self._threads = AuthorThreads(self._settings.blocking_threads)
         self._credentials = Credentials(os.environ, Redactor(), outage=self._settings.secret_outage)
         self._clients = Clients(self._sessions, self._credentials, self._library, self._routes)
+        self._clock = SystemClock()
         self._engine: Engine | None = None
         self._call_back = CallBack(
             lambda message: self._bus.publish(message, ADMISSION_PARKED),
             every=self._settings.hand,
             for_long=2 * self._settings.away_wait,
-            clock=SystemClock(),
+            clock=self._clock,
         )
 
     async def start(self) -> None:
         """Load the project's tools, connect, consume the calls of all shards. Raises `ProjectError`."""
         project = Project.find(self._settings.project or Path.cwd())
         project.load()
-        code = LoadedCode(self.name, self._bus.process_id, SystemClock().now(), lambda name: project.code_digest(project.play(name)))
+        code = LoadedCode(self.name, self._bus.process_id, self._clock.now(), lambda name: project.code_digest(project.play(name)))
         engine = self._engine = Engine(
             self._bus,
             Toolbox(self._carrier),
             self._credentials,
             self._settings,
             holder=self._bus.process_id,
-            clock=SystemClock(),
+            clock=self._clock,
             connected=lambda: self._bus.connected,
             serves=self._call_back.serves,
             step_back=lambda shard: self._bus.step_back(gateway_calls(shard)),
