@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -52,7 +53,9 @@ OnClaimed = Callable[[Flight, ClaimAnswer | None], None]
 """Told the answer to a claim or look-up; None: the store did not answer, and the lease may or may not be ours."""
 OnStored = Callable[[Flight, StoreAnswer], None]
 OnReleased = Callable[[Flight], None]
-Confirming = tuple[list[LeaseRef], "asyncio.Future[Sequence[ConfirmAnswer | AskDied] | None]"]
+Confirmations = Sequence[ConfirmAnswer | AskDied] | None
+"""Of leases, in their order: `AskDied` for one that no store survives; None where the store did not answer."""
+Confirming = tuple[list[LeaseRef], asyncio.Future[Confirmations]]
 """The leases of one request, and who waits to hear of them."""
 
 _STORED = StoreAnswer(state="stored")
@@ -166,24 +169,20 @@ class Receipts:
             return [None] * len(claims)
         return reply.answers
 
-    async def confirm(self, shard: int, leases: list[LeaseRef], *, alone: bool = False) -> Sequence[ConfirmAnswer | AskDied] | None:
-        """Confirm the leases of one request right before it is sent, together with what else is confirmed at that moment. None where the store did
-        not answer, `AskDied` for one that no store survives. ``alone``: nothing goes beside it here.
+    async def confirm(self, shard: int, leases: list[LeaseRef], *, alone: bool = False) -> Confirmations:
+        """Confirm the leases of one request right before it is sent, together with what else is confirmed at that moment. ``alone``: nothing
+        goes beside it here.
         """
         if alone:
             return await self._ask_confirmed(shard, leases, alone=True)
         gatherer = self._confirms.get(shard)
-        if gatherer is None:
-
-            async def flush(items: list[Confirming]) -> None:
-                await self._confirm(shard, items)
-
+        if gatherer is None:  # an item is a request with its leases: it is these that a page is measured by
             gatherer = self._confirms[shard] = Gatherer(
-                flush, max_items=self._page, max_age=self._gather, max_bytes=self._page, size=lambda item: len(item[0])
+                partial(self._confirm, shard), max_items=self._page, max_age=self._gather, max_bytes=self._page, size=lambda item: len(item[0])
             )
         answers: list[ConfirmAnswer | AskDied] = []
         for start in range(0, len(leases), self._page):
-            told: asyncio.Future[Sequence[ConfirmAnswer | AskDied] | None] = asyncio.get_running_loop().create_future()
+            told: asyncio.Future[Confirmations] = asyncio.get_running_loop().create_future()
             gatherer.add((leases[start : start + self._page], told))
             part = await told
             if part is None:
@@ -207,7 +206,7 @@ class Receipts:
                 told.set_result(None if answers is None else answers[start:end])
             start = end
 
-    async def _ask_confirmed(self, shard: int, leases: list[LeaseRef], *, alone: bool) -> Sequence[ConfirmAnswer | AskDied] | None:
+    async def _ask_confirmed(self, shard: int, leases: list[LeaseRef], *, alone: bool) -> Confirmations:
         request = Confirm(leases=leases, shard=shard, term=self._term_of(shard), alone=alone)
         try:
             reply = await self._asks.ask(request, RECEIPTS_SETTLE, Confirmed, timeout=self._timeout)
