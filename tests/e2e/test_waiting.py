@@ -77,7 +77,7 @@ class Outage:
         health = await look(self._broker_url, self._database_url, getattr(self._servers.broker, "control", None))
         if any(queue.queue in HOLDERS and queue.ready + (queue.unacknowledged or 0) > SCOUTS for queue in health.queues):
             return False
-        shown = await ask_lanes(self._client.bus, seconds=10.0, provider="away", first=True)
+        shown = await ask_lanes(self._client.bus, seconds=10.0, provider="away", enough=bool)
         return bool(shown) and all(lane.waiting + lane.in_flight <= SCOUTS for answer in shown for lane in answer.lanes)
 
 

@@ -52,7 +52,7 @@ class ToolCaller:
         if len(encoded) > MAX_INPUT_BYTES:
             raise InputInvalid(f"input of tool {tool.id!r} is {len(encoded)} bytes; at most {MAX_INPUT_BYTES} are allowed")
         provider = tool.provider
-        if not await ask_lanes(self._bus, seconds=PRESENCE_SECONDS, org=self._org, provider=provider.name, first=True):
+        if not await ask_lanes(self._bus, seconds=PRESENCE_SECONDS, org=self._org, provider=provider.name, enough=bool):
             raise UnavailableError("no tool-gateway answered, so the call was not made; `rowmill up` starts servers and services")
         run_id, asked = new_id("call-"), time.time()
         key = receipt_key(self._org, "", tool.id, tool.version, encoded, provider.credential_scope)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from rowmill.runtime.bus import Bus
 from rowmill_contracts.events import AskLanes, LanesShown
@@ -16,17 +16,13 @@ async def ask_lanes(
     seconds: float,
     org: str | None = None,
     provider: str | None = None,
-    first: bool = False,
-    enough: Callable[[Iterable[LanesShown]], bool] | None = None,
+    enough: Callable[[Collection[LanesShown]], bool] = lambda _: False,
 ) -> list[LanesShown]:
-    """What the gateways say within ``seconds``, in any order; nothing where none runs. ``first``: return with the first answer; ``enough``: as soon
-    as these answers are.
+    """What the gateways say within ``seconds``, in any order; nothing where none runs. ``enough``: whether these answers are, so that no others are
+    waited for (``bool``: with the first one).
     """
     answers: dict[str, LanesShown] = {}
     heard = asyncio.Event()
-
-    def said() -> bool:
-        return bool(answers) and (first or (enough is not None and enough(answers.values())))
 
     def collect(answer: LanesShown) -> None:
         answers[answer.gateway] = answer
@@ -36,7 +32,7 @@ async def ask_lanes(
     try:
         async with asyncio.timeout(seconds):
             await bus.publish(AskLanes(org=org, provider=provider), "", exchange=CONTROL, reply_to=bus.reply_to)
-            while not said():
+            while not enough(answers.values()):
                 heard.clear()
                 await heard.wait()
     except TimeoutError:
