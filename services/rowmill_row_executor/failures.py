@@ -6,7 +6,7 @@ import hashlib
 import traceback
 
 from rowmill.errors import RowmillError, StepFailed, ToolFailed
-from rowmill.said import printable, said_by
+from rowmill.said import named, printable, said_by
 from rowmill_contracts.counts import Problem
 
 
@@ -34,15 +34,15 @@ class RowFailure(Exception):
 
 def problem_of(error: BaseException, *, column: str | None = None, row: int | None = None, code: str = "resolver_failed") -> Problem:
     """The error in words. ``code`` is for errors that have none of their own. ``row``: index in the input."""
-    tool, said = None, said_by(error)
+    tool = None
     if isinstance(error, RowmillError):
-        code, text = error.code, said
+        code, text = error.code, said_by(error)
         if isinstance(error, ToolFailed) and error.failure is not None:
             code, tool = error.failure.code, error.failure.tool
         elif isinstance(error, StepFailed) and error.failure is not None:
             code = error.failure.code
     else:
-        text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        text = named(error)
     return Problem(
         code=printable(said_by(code)), message=printable(text), column=column, row=row, tool=tool, traceback_digest=traceback_digest(error)
     )

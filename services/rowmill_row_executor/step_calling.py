@@ -17,7 +17,7 @@ from rowmill.encoding.canonical import canonical
 from rowmill.encoding.receipts import receipt_key, scope_of, short_digest
 from rowmill.encoding.values import HandleFactory, decode_value, encode_value
 from rowmill.errors import AskDied, DefinitionError, StepFailed, UsageError, ValueNotStorable
-from rowmill.said import printable, said_by
+from rowmill.said import named, printable
 from rowmill.versions import code_version
 from rowmill_contracts.tools import CallOutcome, Effect, ToolFailure
 from rowmill_row_executor.endings import OutcomeUnknown, Parked
@@ -181,9 +181,7 @@ def raised(step: StepCall, error: BaseException) -> ToolFailure:
     """The record of what the function raised."""
     if isinstance(error, StepFailed) and error.failure is not None and error.failure.tool == step.tool:
         return error.failure
-    words = said_by(error)
-    said = f"{type(error).__name__}: {words}" if words else type(error).__name__
-    return failure_of(step, StepFailed.code, f"step {step.id!r} failed: {said}")
+    return failure_of(step, StepFailed.code, f"step {step.id!r} failed: {named(error)}")
 
 
 def value_of(step: StepCall, outcome: CallOutcome, make_handle: HandleFactory, *, asked: float | None = None) -> Any:

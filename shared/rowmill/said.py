@@ -13,6 +13,12 @@ def printable(text: str) -> str:
     return text[:LONGEST].encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
 
 
+def named(error: BaseException) -> str:
+    """The error's type and what it says, if anything."""
+    said = said_by(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
 def said_by(error: Any) -> str:
     """What an error says, whole and as it is. Never raises: one whose ``str()`` does says so."""
     try:
