@@ -173,6 +173,26 @@ async def test_who_is_cancelled_at_rest_or_while_it_wakes_hears_of_it_at_work(re
     assert record.said[2:4] == ["works", "cancelled"]
 
 
+async def test_who_is_cancelled_while_it_wakes_breaks_off_neither_the_record_nor_who_wakes_with_it(record: Record, rest: Rest) -> None:
+    answer = asyncio.Event()
+
+    async def author(name: str) -> None:
+        await answer.wait()
+        record.look(name)
+
+    one, other = (asyncio.create_task(rest.watch(author(name))) for name in ("one", "other"))
+    await until(record.said, ["works", "rests"])
+    record.stores.clear()
+    answer.set()
+    await turns()
+    one.cancel()
+    await turns()
+    record.stores.set()
+    await other
+    assert one.cancelled()
+    assert record.said[2:4] == ["works", "other"]
+
+
 async def test_what_author_code_raises_comes_out_and_its_timeouts_are_its_own(rest: Rest) -> None:
     async def author() -> None:
         with pytest.raises(TimeoutError):
@@ -195,6 +215,12 @@ async def test_a_record_that_cannot_be_kept_keeps_nobody_waiting(record: Record,
     answer.set()
     async with asyncio.timeout(20):
         assert await handled
+    record.broken = False
+    before = list(record.said)
+    async with working(rest):
+        await turns()
+    await turns()
+    assert record.said == before, "it is judged by what was stored last"
 
 
 async def test_after_its_end_nothing_is_recorded(record: Record, rest: Rest) -> None:

@@ -185,6 +185,28 @@ async def test_what_is_confirmed_goes_back_as_soon_as_another_is_known_to_have_t
     await rig.stop()
 
 
+async def test_what_is_confirmed_only_when_asked_again_is_sent_under_the_term_of_then(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another had the lane for a moment in between."""
+    budgeted(rig, Limits(calls=5))
+    carry_out, lost = rig.store.answer, False
+
+    def answer(request: Message) -> Message:
+        nonlocal lost
+        if isinstance(request, Confirm) and not lost:
+            lost = True
+            shard = rig.store.shards[request.shard or 0]
+            shard.ended_term, shard.term = shard.term, shard.term + 1
+            rig.engine.shards.refused(request.shard or 0)
+            raise AskTimeout("nobody answers")
+        return carry_out(request)
+
+    monkeypatch.setattr(rig.store, "answer", answer)
+    item = rig.item(find_tool(effect="non_idempotent"), {"domain": "a.example"})
+    assert [outcome.outcome for outcome in await rig.ask([item])] == ["completed"]
+    assert releases(rig) == []
+    assert len(rig.port.requests) == 1
+
+
 async def test_who_waits_for_claims_of_its_own_run_is_told_so(rig: Rig) -> None:
     budgeted(rig, Limits(calls=2))
     provider = Hold(rig)

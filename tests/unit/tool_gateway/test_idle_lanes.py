@@ -294,6 +294,41 @@ def test_what_cannot_be_told_of_an_idle_lane_is_told_as_soon_as_it_can() -> None
     assert not world.waiting
 
 
+def called_once(world: World) -> float:
+    """When it is said of a lane with nothing in hand that somebody may wait for it."""
+    world._take(Row(asked=world.now - 100.0))
+    world.in_hand.clear()
+    while not world.told:
+        world.now += STEP
+        world.idling.look(world.now)
+        assert world.now < 1000.0 + BOUND
+    return world.now
+
+
+@pytest.mark.parametrize(("seconds", "in_hand", "again"), [(HAND, 2, 1), (HAND / 2, 2, 0), (2 * HAND, 2, 0), (HAND, 10_000, 0)])
+def test_where_fewer_came_than_are_to_be_in_hand_it_is_said_once_more(seconds: float, in_hand: int, again: int) -> None:
+    """Some of those who were called may have had no call to make. Who is in hand may be sent, and is about to be."""
+    world = World("10/s", 20)
+    at = called_once(world)
+    world.in_hand += [Row(asked=at)] * in_hand
+    world.idling.look(at + seconds)
+    assert world.told - 1 == again
+
+
+def test_what_could_not_be_told_is_told_after_the_same_patience_again() -> None:
+    world = World("10/s", 20)
+    world.deaf = True
+    world._take(Row(asked=world.now - 100.0))
+    world.in_hand.clear()
+    for _ in range(7):
+        world.idling.look(world.now)
+        world.now += STEP
+    world.deaf = False
+    before = world.now
+    called_once(world)
+    assert world.now - before <= HAND / PATIENCE + STEP
+
+
 # ---- in a whole gateway ----
 
 

@@ -184,6 +184,18 @@ def test_no_more_is_drawn_than_the_window_has_room_for() -> None:
     never_exceeded(world.written, BURST)
 
 
+def test_nothing_of_a_burst_is_drawn_before_it_is_known_what_others_sent() -> None:
+    """It could not be sent yet, and would count as sent should the answer be the last that its gateway hears."""
+    world = World()
+    dying, successor = (Gateway(world, name, BURST, random.Random(1), burst=30) for name in ("dying", "successor"))
+    dying.renew()
+    assert not world.written
+    world.now += 6.0
+    successor.work_until(world.now + 5.0)
+    assert len(world.written) >= 30 - 2
+    never_exceeded(world.written, BURST)
+
+
 async def test_what_is_drawn_for_a_lane_is_what_its_calls_in_hand_can_use(rig: Rig) -> None:
     """Three of them, of which one at a time goes, and what comes at an even pace while permits are good."""
     find = find_tool(rate="100/10s", burst=100, concurrency=1)

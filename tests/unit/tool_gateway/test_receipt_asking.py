@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from rowmill.errors import AskTimeout
+from rowmill.errors import AskDied, AskTimeout
 from rowmill.runtime.clock import SystemClock
 from rowmill_contracts.envelope import Message
 from rowmill_contracts.receipts import (
@@ -19,6 +19,9 @@ from rowmill_contracts.receipts import (
     Complete,
     Completed,
     Completion,
+    Confirm,
+    ConfirmAnswer,
+    Confirmed,
     LeaseRef,
     ReceiptsClaimed,
     Release,
@@ -115,6 +118,37 @@ async def test_releases_are_asked_for_again_until_they_are_heard_however_often_t
         assert sorted(lease.key for lease in heard) == [lease.key for lease in leases]
         await made.release_again()
     assert len(heard) == 5, "once is enough"
+
+
+async def test_each_request_hears_of_all_its_leases_however_they_are_confirmed_and_of_none_where_a_part_is_unanswered() -> None:
+    def confirms(message: Confirm) -> Message:
+        return Confirmed(answers=[ConfirmAnswer(state="confirmed", dispatch=int(lease.key)) for lease in message.leases])
+
+    def confirms_all_but_the_last(message: Confirm) -> Message:
+        return away(message) if message.leases[-1].key == "5" else confirms(message)
+
+    asked = Asked(confirms)
+    made = receipts(asked)
+    many = [LeaseRef(key=f"{number}", lease_id="l", run_id="r") for number in range(1, 6)]
+    async with asyncio.timeout(20):
+        told = await asyncio.gather(*(made.confirm(3, leases) for leases in (many, many[:1])))
+        assert [[answer.dispatch for answer in answers or [] if isinstance(answer, ConfirmAnswer)] for answers in told] == [[1, 2, 3, 4, 5], [1]]
+        assert all(isinstance(request, Confirm) and len(request.leases) <= 2 for request in asked.requests)
+        asked.answering = confirms_all_but_the_last
+        assert await made.confirm(3, many) is None
+
+
+async def test_a_lease_that_no_store_survives_to_confirm_is_found_and_those_beside_it_are_confirmed() -> None:
+    def confirms(message: Confirm) -> Message:
+        if any(lease.key == "2" for lease in message.leases):
+            raise AskDied("nobody survives it")
+        return Confirmed(answers=[ConfirmAnswer(state="confirmed", dispatch=int(lease.key)) for lease in message.leases])
+
+    made = receipts(Asked(confirms))
+    async with asyncio.timeout(20):
+        one, died, three = await made.confirm(3, [LeaseRef(key=key, lease_id="l", run_id="r") for key in "123"]) or []
+    assert isinstance(died, AskDied)
+    assert [answer.dispatch for answer in (one, three) if isinstance(answer, ConfirmAnswer)] == [1, 3]
 
 
 @pytest.mark.parametrize("answers", [0, 1, 3])
