@@ -31,6 +31,13 @@ def test_what_a_run_was_started_with_is_the_same_run_also_without_its_force() ->
     assert not_compared(RUN, **{**SAME, "force": None}) == []
 
 
+def test_an_input_that_was_staged_for_no_field_is_compared_with_the_file_of_any() -> None:
+    run = msgspec.structs.replace(RUN, given=msgspec.structs.replace(GIVEN, inputs=[msgspec.structs.replace(STAGED, field="")]))
+    assert not_compared(run, **SAME) == []
+    with pytest.raises(UsageError, match="works another file"):
+        not_compared(run, **{**SAME, "seals": _sealed(digest="bb")})
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
+import pytest
+from tests import pairs
 from tests.pairs import delete_abandoned_pairs, private_pair
 
 _SESSIONS = 8
@@ -53,6 +58,47 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "else").mkdir()
     delete_abandoned_pairs(tmp_path)
     assert {each.name for each in tmp_path.iterdir()} == {"rowmill-tests-just-made", "else"}
+
+
+def test_folders_of_another_user_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = _abandoned(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: theirs.stat().st_uid + 1)
+    delete_abandoned_pairs(tmp_path)
+    assert theirs.exists()
+
+
+def test_a_folder_that_another_session_deletes_while_we_look_at_it_is_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, lock = _abandoned(tmp_path), fcntl.flock
+    deleted: list[Path] = []
+
+    def deleted_meanwhile(descriptor: int, operation: int) -> None:
+        shutil.rmtree(folder)
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", deleted_meanwhile)
+    monkeypatch.setattr(pairs, "_delete", deleted.append)
+    delete_abandoned_pairs(tmp_path)
+    assert deleted == []
+
+
+def test_a_pair_that_is_just_being_made_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = fcntl.flock
+
+    def looked_at_before(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_EX:
+            delete_abandoned_pairs(tmp_path)
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", looked_at_before)
+    with private_pair(tmp_path) as private:
+        assert private.folder.exists()
+
+
+def _abandoned(place: Path) -> Path:
+    folder = place / "rowmill-tests-abandoned"
+    folder.mkdir()
+    (folder / "session.lock").touch()
+    return folder
 
 
 def _session_that_is_killed(place: Path) -> None:
