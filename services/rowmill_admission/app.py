@@ -87,7 +87,7 @@ class _Parts:
         self.progress = ProgressTeller(database, bus, clock, charges, interval=settings.progress_interval)
         staging = Staging(database, self.postman, self.feeders.inputs_ended)
         counting = Counting(database, self.postman, self._counted)
-        self.releasing = Releasing(database, bus, sender, self.desk, settings)
+        self.releasing = Releasing(database, bus, sender, self.desk, clock, settings)
         self.repair = Repair(database, bus, self.postman, settings, staging=staging, counting=counting, releasing=self.releasing)
         runs = Runs(database, self.postman, charges, settings, self.feeders.run_stopped)
         self.handlers = Handlers(

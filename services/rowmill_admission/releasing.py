@@ -12,6 +12,7 @@ import structlog
 
 from rowmill.errors import UnavailableError
 from rowmill.runtime.bus import Bus
+from rowmill.runtime.clock import Clock
 from rowmill.runtime.db import Database
 from rowmill_admission import waits
 from rowmill_admission.cancelling import cancel_all
@@ -42,11 +43,12 @@ class Releasing:
     dataset whose pages cannot be looked up (or keyed, where only an executor with its code can) holds up no other.
     """
 
-    def __init__(self, database: Database, bus: Bus, sender: PageSender, desk: RoomDesk, settings: AdmissionSettings) -> None:
+    def __init__(self, database: Database, bus: Bus, sender: PageSender, desk: RoomDesk, clock: Clock, settings: AdmissionSettings) -> None:
         self._database = database
         self._bus = bus
         self._sender = sender
         self._desk = desk
+        self._clock = clock
         self._settings = settings
         self._nudged = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
@@ -115,7 +117,7 @@ class Releasing:
         """Publish rows whose publisher died, or gave up, between marking and publishing them. Those of a dataset that is being published come when it
         is not, which may be for a moment only: so before what is due, and much more often than publishing may take.
         """
-        settings, now = self._settings, asyncio.get_running_loop().time()
+        settings, now = self._settings, self._clock.monotonic()
         if now < self._stuck_looked_for + settings.releasing_limit / LOOKS:
             return
         self._stuck_looked_for = now

@@ -8,7 +8,8 @@ Every wait for the broker is bounded: a queue without a leader never answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,6 +31,15 @@ LISTENER_LENGTH: Final = 50_000
 
 ANSWER_SECONDS: Final = 10.0
 """How long the broker may take to answer one request (declare, consume, passive declare) before the session counts as broken."""
+
+
+@asynccontextmanager
+async def answer_awaited() -> AsyncIterator[None]:
+    """Around one request to the broker: raises `TimeoutError` where it is not answered in time, and `ConnectionError` as `AsTransportErrors` does."""
+    with AsTransportErrors():
+        async with asyncio.timeout(ANSWER_SECONDS):
+            yield
+
 
 OnMessage = Callable[["Session", AbstractIncomingMessage], Awaitable[None]]
 
@@ -96,11 +106,10 @@ class Session:
         return session
 
     async def _channel(self, *, publisher_confirms: bool) -> AbstractChannel:
-        with AsTransportErrors():
-            async with asyncio.timeout(ANSWER_SECONDS):
-                channel = await self.connection.channel(publisher_confirms=publisher_confirms, on_return_raises=publisher_confirms)
-                channel.close_callbacks.add(self._channel_closed)
-                underlay = await channel.get_underlay_channel()
+        async with answer_awaited():
+            channel = await self.connection.channel(publisher_confirms=publisher_confirms, on_return_raises=publisher_confirms)
+            channel.close_callbacks.add(self._channel_closed)
+            underlay = await channel.get_underlay_channel()
         underlay.on_consumer_cancel_callbacks.add(self._consumer_cancelled)
         return channel
 
@@ -216,32 +225,29 @@ class Session:
             watch.delivered += 1
             await on_reply(self, message)
 
-        with AsTransportErrors():
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await channel.set_qos(prefetch_count=0)
-                await channel.queue_delete(queue_name)
-                queue = await channel.declare_queue(queue_name, durable=False, arguments={"x-expires": expires_ms})
-                tag = await queue.consume(received, no_ack=True)
+        async with answer_awaited():
+            await channel.set_qos(prefetch_count=0)
+            await channel.queue_delete(queue_name)
+            queue = await channel.declare_queue(queue_name, durable=False, arguments={"x-expires": expires_ms})
+            tag = await queue.consume(received, no_ack=True)
         self._attached[queue_name] = _Attached(queue_name, channel, tag, watch)
 
     async def get(self, queue: str) -> AbstractIncomingMessage | None:
         """Fetch one message of a queue that is not consumed; None where there is none."""
-        with AsTransportErrors():
-            async with asyncio.timeout(ANSWER_SECONDS):
-                if self._fetching is None:
-                    self._fetching = await self._channel(publisher_confirms=False)
-                found = await self._fetching.get_queue(queue, ensure=False)
-                return await found.get(fail=False, timeout=None)
+        async with answer_awaited():
+            if self._fetching is None:
+                self._fetching = await self._channel(publisher_confirms=False)
+            found = await self._fetching.get_queue(queue, ensure=False)
+            return await found.get(fail=False, timeout=None)
 
     async def cancel(self, queue: str) -> None:
         """Stop the deliveries of one queue; what was delivered stays ours to acknowledge."""
         attached = self._attached.pop(queue, None)
         if attached is None:
             return
-        with AsTransportErrors():
-            async with asyncio.timeout(ANSWER_SECONDS):
-                underlay = await attached.channel.get_underlay_channel()
-                await underlay.basic_cancel(attached.tag)
+        async with answer_awaited():
+            underlay = await attached.channel.get_underlay_channel()
+            await underlay.basic_cancel(attached.tag)
         self._cancelled.append(attached)
 
     async def _close_idle_channels(self) -> None:
@@ -260,14 +266,13 @@ class Session:
         A robust channel would answer from its cache; this one asks the broker.
         """
         found: dict[str, tuple[int, int]] = {}
-        with AsTransportErrors():
-            async with asyncio.timeout(ANSWER_SECONDS):
-                channel = await self.connection.channel(publisher_confirms=False)
-                for name in queues:
-                    queue = await channel.declare_queue(name, passive=True)
-                    result = queue.declaration_result
-                    found[name] = (result.message_count or 0, result.consumer_count or 0)
-                await channel.close()
+        async with answer_awaited():
+            channel = await self.connection.channel(publisher_confirms=False)
+            for name in queues:
+                queue = await channel.declare_queue(name, passive=True)
+                result = queue.declaration_result
+                found[name] = (result.message_count or 0, result.consumer_count or 0)
+            await channel.close()
         return found
 
     async def look(self) -> str | None:

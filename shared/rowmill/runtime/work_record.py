@@ -6,7 +6,6 @@ ran, has no queue.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from contextlib import suppress
 from typing import Any, Final
@@ -14,8 +13,8 @@ from typing import Any, Final
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractQueue
 
-from rowmill.runtime.session import ANSWER_SECONDS, Session
-from rowmill.runtime.transport import TRANSPORT_ERRORS, AsTransportErrors
+from rowmill.runtime.session import Session, answer_awaited
+from rowmill.runtime.transport import TRANSPORT_ERRORS
 
 KEPT_MS: Final = 7 * 24 * 3600 * 1000
 """How long a queue stays that nobody uses any more: one whose suspect ended in the same moment as its process."""
@@ -41,31 +40,28 @@ class BrokerWorkRecord:
 
     async def deaths(self) -> int:
         """How many there were. To be asked before anything is recorded, of a suspect that somebody died of."""
-        with AsTransportErrors():
-            async with asyncio.timeout(ANSWER_SECONDS):
-                self._deaths = self._marks = (await self._declared()).declaration_result.message_count or 0
+        async with answer_awaited():
+            self._deaths = self._marks = (await self._declared()).declaration_result.message_count or 0
         return self._deaths
 
     async def works(self) -> None:
-        with AsTransportErrors():
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await self._declared()
-                exchange = (await self._opened()).default_exchange
-                while self._marks <= self._deaths:
-                    await exchange.publish(aio_pika.Message(b"", delivery_mode=aio_pika.DeliveryMode.PERSISTENT), self._name)
-                    self._marks += 1
+        async with answer_awaited():
+            await self._declared()
+            exchange = (await self._opened()).default_exchange
+            while self._marks <= self._deaths:
+                await exchange.publish(aio_pika.Message(b"", delivery_mode=aio_pika.DeliveryMode.PERSISTENT), self._name)
+                self._marks += 1
 
     async def rests(self) -> None:
-        with AsTransportErrors():
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await (await self._declared()).purge()
+        async with answer_awaited():
+            await (await self._declared()).purge()
         self._marks = 0
 
     async def forget(self) -> None:
         """Delete what there may be: the suspect has ended, or goes back as one that nobody died of. Does what it can, and raises nothing."""
         if not self._session.ended.is_set():
-            with suppress(*TRANSPORT_ERRORS), AsTransportErrors():
-                async with asyncio.timeout(ANSWER_SECONDS):
+            with suppress(*TRANSPORT_ERRORS):
+                async with answer_awaited():
                     await (await self._opened()).queue_delete(self._name)
         self._queue = None
 
@@ -73,8 +69,8 @@ class BrokerWorkRecord:
         """Let go of the channel, which else goes with its connection. Raises nothing."""
         channel, self._channel, self._queue = self._channel, None, None
         if channel is not None and not self._session.ended.is_set():
-            with suppress(*TRANSPORT_ERRORS), AsTransportErrors():
-                async with asyncio.timeout(ANSWER_SECONDS):
+            with suppress(*TRANSPORT_ERRORS):
+                async with answer_awaited():
                     await channel.close()
 
     async def _opened(self) -> AbstractChannel:
