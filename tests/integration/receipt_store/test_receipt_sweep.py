@@ -103,6 +103,16 @@ async def test_a_look_gives_all_back_page_by_page(ann: Caller, store: Store, dat
     assert await books.charged(ann.run) == 0
 
 
+async def test_claims_that_are_over_for_a_moment_take_no_place_of_those_that_nobody_will_send(ann: Caller, store: Store, database: Database) -> None:
+    first, second, orphan = sorted(new_keys(3))
+    await ann.halt("resume", "1")
+    await ann.claim(orphan, cost=COST)
+    store.clock_offset += QUEUED
+    await ann.claims([first, second], cost=COST)
+    sweep = Sweep(database, SystemClock(), interval=1000, patience=QUEUED, page=2)
+    assert [await looked(sweep, store, after) for after in (1.5 * QUEUED, QUEUED)] == [1, 2]
+
+
 async def test_what_others_have_in_hand_is_left_for_the_next_look(ann: Caller, store: Store, sweep: Sweep, database: Database) -> None:
     keys = new_keys(2)
     await ann.claims(keys, cost=COST)

@@ -89,6 +89,7 @@ async def test_the_look_gives_back_and_corrects_what_older_processes_left(
         await older.claim(key, ann.run, "queued")
     for key in running:
         await older.claim(key, ann.run, "running")
+    await database.execute("DELETE FROM receipts WHERE key = $1", running[0])
     sweep.clock_offset = QUEUED + 1
     assert await sweep.look() == 5
     assert await books.counted(ann.run) == (3, 0)
@@ -110,6 +111,16 @@ async def test_nobody_waits_for_ever_for_a_claim_that_is_not_sent(limits: Limits
     store.clock_offset += 2 * QUEUED
     over = await ann.claim(new_key(), cost=CENT)
     assert over.state == "over_budget"
+
+
+async def test_a_claim_that_is_taken_over_is_waited_for_anew(ann: Caller, store: Store, key: bytes) -> None:
+    """The gateway that had it first died; the one that has it now is about to send it, or to give it back."""
+    await ann.decided("resume", budget=ONE, decision=1)
+    await ann.claim(key)
+    store.clock_offset += 11 * QUEUED
+    assert (await ann.but(lease="next").claim(key)).state == "granted"
+    store.clock_offset += 2 * QUEUED
+    assert (await ann.claim(new_key())).state == "held"
 
 
 async def test_runs_wait_for_no_claims_of_others(ann: Caller, bob: Caller, store: Store) -> None:
