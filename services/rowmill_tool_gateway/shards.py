@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Protocol
@@ -24,9 +23,10 @@ from rowmill.errors import RowmillError
 from rowmill.runtime.asking import AskBus
 from rowmill.runtime.clock import Clock
 from rowmill_contracts.digests import SHARDS
-from rowmill_contracts.shards import LeaseShard, ShardsLeased
+from rowmill_contracts.shards import ShardLease, ShardsLeased
 from rowmill_contracts.topology import RECEIPTS_SETTLE
 from rowmill_tool_gateway.lanes import Lane
+from rowmill_tool_gateway.lease_reports import Reports
 from rowmill_tool_gateway.open_requests import OpenElsewhere
 from rowmill_tool_gateway.others import Others
 from rowmill_tool_gateway.permits import Permits
@@ -83,7 +83,6 @@ class ShardLeases:
         tell_freed: Callable[[list[int]], Awaitable[None]],
     ) -> None:
         self._asks = asks
-        self._holder = holder
         self._clock = clock
         self._settings = settings
         self._permits = permits
@@ -91,6 +90,7 @@ class ShardLeases:
         self._others = Others(step_back, tell_freed, settings.shard_retry)
         self._open = OpenElsewhere(work.lanes, self.holds)
         self._standings = Standings(work.lanes)
+        self._reports = Reports(holder, permits, self._standings, self._open)
         self._sharing = Sharing(holder, patience=settings.shard_retry, again=settings.shard_again)
         self._leases: dict[int, Lease] = {}
         self._wake = asyncio.Event()
@@ -101,7 +101,6 @@ class ShardLeases:
         """The newest term of each shard that was given up while it was held for certain: what was sent under it stays ours."""
         self._unheard: dict[tuple[int, int], float] = {}
         """When a shard was first given up under a term without an answer. That may be carried out yet, so for a while nothing is spent under it."""
-        self._numbers = itertools.count(1)
 
     # ---- rights -----------------------------------------------------------------------------------------------------------------------
 
@@ -291,30 +290,15 @@ class ShardLeases:
         """Give shards up, with all that whoever takes them must know. ``last``: and the process ends, so that nothing is open any more."""
         now = self._clock.monotonic()
         handed_over = [shard for shard in shards if self._leases[shard].parting is not None]
-        drawings = self._permits.last_words(shards, now)
-        tellings = self._standings.tell(shards, now)
-        terms = [self._leases[shard].term for shard in shards]
+        terms = {shard: self._leases[shard].term for shard in shards}
         for shard in shards:
             self._leases[shard].leaving = now
-            self._permits.lost(shard)
-            self._standings.lost(shard)
-        request = LeaseShard(
-            holder=self._holder,
-            shards=shards,
-            release=True,
-            draws=[drawing.draw for drawing in drawings],
-            terms=terms,
-            serving=self._serving,
-            open=self._open.ours(now, last=last),
-            number=next(self._numbers),
-            standings=[telling.word for telling in tellings],
-        )
-        self._open.said(request.open)
+        report = self._reports.last_words(terms, now, serving=self._serving, last=last)
         try:
-            await self._asks.ask(request, RECEIPTS_SETTLE, ShardsLeased, timeout=self._settings.shard_retry)
+            await self._asks.ask(report.request, RECEIPTS_SETTLE, ShardsLeased, timeout=self._settings.shard_retry)
         except RowmillError as error:
             log.info("shards_not_released", shards=shards, error=str(error))
-            self._unheard = dict.fromkeys(zip(shards, terms, strict=True), now) | self._unheard
+            self._unheard = dict.fromkeys(terms.items(), now) | self._unheard
         else:
             self._unheard = {under: since for under, since in self._unheard.items() if under[0] not in shards}
             now = self._clock.monotonic()
@@ -330,62 +314,48 @@ class ShardLeases:
 
     async def _renew(self) -> bool:
         """Whether the receipt-store answered. Waiting for it is cut off while a second request can still save the lease."""
-        shards = sorted(self._leases)
         asked = self._clock.monotonic()
-        drawings = self._permits.draws([shard for shard in shards if self._leases[shard].leaving is None], asked)
-        self._drawing = bool(drawings)
-        tellings = self._standings.tell(shards, asked)
-        known = {shard: self._leases[shard].term for shard in shards}
-        request = LeaseShard(
-            holder=self._holder,
-            shards=shards,
-            draws=[drawing.draw for drawing in drawings],
-            terms=list(known.values()),
-            serving=self._serving,
-            open=self._open.ours(asked),
-            number=next(self._numbers),
-            standings=[telling.word for telling in tellings],
-        )
-        ended = self._open.said(request.open)
+        terms = {shard: lease.term for shard, lease in sorted(self._leases.items())}
+        report = self._reports.renewal(terms, [shard for shard in terms if self._leases[shard].leaving is None], asked, serving=self._serving)
+        self._drawing = bool(report.drawings)
         try:
-            reply = await self._asks.ask(request, RECEIPTS_SETTLE, ShardsLeased, timeout=self._settings.shard_renewal)
+            reply = await self._asks.ask(report.request, RECEIPTS_SETTLE, ShardsLeased, timeout=self._settings.shard_renewal)
         except RowmillError as error:
-            log.warning("shards_not_leased", shards=shards, error=str(error))
+            log.warning("shards_not_leased", shards=list(terms), error=str(error))
             return False
-        if not request.serving:
+        if not report.request.serving:
             self._said_to_leave.set()
-        self._others.tell(ended)
-        changed = {drawing.window.shard for drawing in drawings} | self._open.heard(reply.open, self._clock.monotonic())
-        for answer in reply.shards:
-            lease = self._leases.get(answer.shard)
-            if lease is None:
-                continue
-            held, same = self.holds(answer.shard), answer.term == lease.term
-            if not answer.held or not same:
-                self._permits.lost(answer.shard)
-                self._standings.lost(answer.shard)
-            lease.term = answer.term
-            if not answer.held and not lease.elsewhere:
-                self._work.elsewhere(answer.shard)
-            lease.elsewhere = not answer.held
-            lease.until = asked + answer.seconds if answer.held else float("-inf")
-            if answer.held and asked - self._unheard.get((answer.shard, answer.term), -math.inf) < self._settings.shard_again:
-                lease.leaving = asked
-            if held != self.holds(answer.shard):
-                log.info("shard_taken" if answer.held else "shard_lost", shard=answer.shard, term=answer.term)
-                if answer.held:
-                    changed.add(answer.shard)
-                    if not same:
-                        self._taken_over(answer.shard, asked)
-        terms = {answer.shard: answer.term for answer in reply.shards if answer.held and answer.shard in self._leases}
-        now = self._clock.monotonic()
-        self._permits.drawn(drawings, reply.drawn, terms, now)
-        self._standings.told(tellings, [shard for shard, term in terms.items() if term == known[shard]])
-        self._standings.heard(reply.standings, [shard for shard, term in terms.items() if term != known[shard]], now)
+        self._others.tell(report.ended)
+        changed = report.drawn_for | self._open.heard(reply.open, self._clock.monotonic())
+        changed.update(answer.shard for answer in reply.shards if self._taken(answer, asked))
+        held = {answer.shard: answer.term for answer in reply.shards if answer.held and answer.shard in self._leases}
+        self._reports.heard(report, reply, held, self._clock.monotonic())
         for shard in changed:
             self._work.changed(shard)
         self._told_who_shares(reply)
         return True
+
+    def _taken(self, answer: ShardLease, asked: float) -> bool:
+        """What was said of one shard stands from now on. Whether it is ours now and was not before."""
+        lease = self._leases.get(answer.shard)
+        if lease is None:
+            return False
+        held, same = self.holds(answer.shard), answer.term == lease.term
+        if not answer.held or not same:
+            self._reports.lost(answer.shard)
+        lease.term = answer.term
+        if not answer.held and not lease.elsewhere:
+            self._work.elsewhere(answer.shard)
+        lease.elsewhere = not answer.held
+        lease.until = asked + answer.seconds if answer.held else float("-inf")
+        if answer.held and asked - self._unheard.get((answer.shard, answer.term), -math.inf) < self._settings.shard_again:
+            lease.leaving = asked
+        if held == self.holds(answer.shard):
+            return False
+        log.info("shard_taken" if answer.held else "shard_lost", shard=answer.shard, term=answer.term)
+        if answer.held and not same:
+            self._taken_over(answer.shard, asked)
+        return answer.held
 
     def _taken_over(self, shard: int, now: float) -> None:
         for lane in self._work.lanes():
