@@ -80,7 +80,8 @@ class _Parts:
         self.database = database
         charges = Charges(database, bus, clock, settings)
         self.postman = Postman(database, bus, charges.booked)
-        self.desk = RoomDesk(Rooms(RoomLimits(settings.room_rows, settings.room_bytes)), database, poll=settings.room_poll)
+        rooms = Rooms(RoomLimits(settings.room_rows, settings.room_bytes))
+        self.desk = RoomDesk(rooms, database, poll=settings.room_poll, back_for=settings.back_for)
         sender = PageSender(bus, clock)
         tools = FeederTools(database, bus, sender, self.desk, self.postman, settings)
         self.feeders = Feeders(tools, bus.process_id)

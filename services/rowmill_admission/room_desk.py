@@ -5,20 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+import structlog
+
+from rowmill.errors import UnavailableError
 from rowmill.runtime.db import Database
 from rowmill_admission.cancelling import cancel_all
 from rowmill_admission.datasets import Dataset
 from rowmill_admission.rooms import Ask, Rooms
 from rowmill_admission.store import feeding
 
+log = structlog.get_logger()
+
 
 class RoomDesk:
-    """One per process. Feeders wait here; other instances' rows are seen by reading the tables while somebody waits."""
+    """One per process. Feeders wait here; other instances' rows, and who is called back, are seen by reading the tables while somebody waits.
+    ``poll``: seconds between two looks. ``back_for``: see `AdmissionSettings`.
+    """
 
-    def __init__(self, rooms: Rooms, database: Database, *, poll: float) -> None:
+    def __init__(self, rooms: Rooms, database: Database, *, poll: float, back_for: float) -> None:
         self._rooms = rooms
         self._database = database
         self._poll_seconds = poll
+        self._back_for = back_for
         self._waiting: dict[int, asyncio.Future[bool]] = {}
         self._fed_here: set[int] = set()
         self._poller: asyncio.Task[None] | None = None
@@ -62,11 +70,15 @@ class RoomDesk:
         """Wait for room for a page; False where waiting was given up (`stop_waiting`)."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting[dataset_seq] = future
-        self._rooms.ask(Ask(dataset_seq, page, rows, size))
-        self._give()
-        if not future.done() and self._poller is None:
-            self._poller = asyncio.create_task(self._poll(), name="room")
         try:
+            flight = self._rooms.flight(dataset_seq)
+            if self._poller is None and flight is not None and flight.sent > flight.ended:
+                await self.look()  # nobody did for a while, and rows of its run may have been called back since
+            if not future.done():
+                self._rooms.ask(Ask(dataset_seq, page, rows, size))
+                self._give()
+            if not future.done() and self._poller is None:
+                self._poller = asyncio.create_task(self._poll(), name="room")
             return await future
         finally:
             self._waiting.pop(dataset_seq, None)
@@ -92,7 +104,7 @@ class RoomDesk:
 
     async def look(self) -> None:
         """Take over what the tables say now."""
-        self.refresh(await feeding.flights(self._database))
+        self.refresh(await feeding.flights(self._database, self._back_for))
 
     def _give(self) -> None:
         if not self._rooms.asking:
@@ -111,7 +123,10 @@ class RoomDesk:
         try:
             while self._rooms.asking:
                 await asyncio.sleep(self._poll_seconds)
-                await self.look()
+                try:
+                    await self.look()
+                except UnavailableError as error:
+                    log.warning("room_not_looked_for", error=str(error))
         finally:
             self._poller = None
 

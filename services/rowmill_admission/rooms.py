@@ -20,7 +20,7 @@ class RoomLimits:
 @dataclass(slots=True)
 class Flight:
     """What a dataset has in flight. ``sent``: rows that ever went; ``ended``: of those terminal; ``waiting``: of those outside any process;
-    ``called_back``: some of those are called back, and go before new ones of their run.
+    ``called_back``: some of those are called back, or were lately and may be sent back once more; they go before new ones of their run.
 
     Rows that wait count in their run's window (it admits no more), not in the common room.
     """
@@ -136,7 +136,7 @@ class Rooms:
                 flight.granted.pop(page, None)
 
     def grant(self) -> list[Ask]:
-        """Give out what is free. A run whose window is full, or whose rows are called back and not published yet, is passed over; a page that does
+        """Give out what is free. A run whose window is full, or whose rows are called back, is passed over; a page that does
         not fit in the common room holds up all behind it, so that large pages are not starved by small ones.
         """
         granted: list[Ask] = []

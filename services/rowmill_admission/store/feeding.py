@@ -211,8 +211,8 @@ async def digests(database: Database, dataset_seq: int) -> AsyncIterator[bytes]:
         page = rows[-1]["page"] + 1
 
 
-async def flights(database: Database) -> list[StoredFlight]:
-    """Every open dataset with rows in flight."""
+async def flights(database: Database, back_for: float) -> list[StoredFlight]:
+    """Every open dataset with rows in flight. ``back_for``: seconds for which rows that were called back count as such after they were published."""
     return [
         StoredFlight(
             row["dataset_seq"],
@@ -225,7 +225,7 @@ async def flights(database: Database) -> list[StoredFlight]:
             row["waiting"],
             row["called_back"],
         )
-        for row in await database.fetch(SQL["flights"])
+        for row in await database.fetch(SQL["flights"], back_for)
     ]
 
 

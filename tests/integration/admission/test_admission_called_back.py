@@ -22,8 +22,10 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture
 def settings(broker_url: str, database_url: str) -> AdmissionSettings:
-    """Pages of 2 rows; 6 rows of a run in flight, 8 of all."""
-    return AdmissionSettings(broker_url=broker_url, database_url=database_url, time_scale=0.05, page_rows=2, run_room=6, room_rows=8)
+    """Pages of 2 rows; 6 rows of a run in flight, 8 of all. A row that was called back may be sent back once more however late it is."""
+    return AdmissionSettings(
+        broker_url=broker_url, database_url=database_url, time_scale=0.05, page_rows=2, run_room=6, room_rows=8, back_for=HOUR_MS
+    )
 
 
 def of(neighbours: Neighbours, run_id: str) -> list[RowTasks]:
@@ -78,18 +80,26 @@ async def test_no_new_row_of_a_run_is_sent_before_those_that_are_called_back(nei
     assert len(neighbours.sent(run_id)) == 6, "there is a place in the window, and rows that have waited are to have it"
 
     await serves(neighbours, first.org, at_once=4)
-    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 12)
-    assert [sorted(row.index for row in neighbours.sent(run_id)[begin:end]) for begin, end in ((6, 10), (10, 12))] == [[2, 3, 4, 5], [6, 7]]
-
-    back, new = of(neighbours, run_id)[3], of(neighbours, run_id)[-1]
-    await park(neighbours, msgspec.structs.replace(back, rows=back.rows[:1]))  # it had no turn yet, and goes before new ones still
-    await complete(neighbours, new)
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 10)
+    assert sorted(row.index for row in neighbours.sent(run_id)[6:]) == [2, 3, 4, 5]
     await marked(neighbours)
-    assert len(neighbours.sent(run_id)) == 12
+    assert len(neighbours.sent(run_id)) == 10, "each of them may be sent back once more"
+
+    back, other = of(neighbours, run_id)[3:5]
+    await park(neighbours, msgspec.structs.replace(back, rows=back.rows[:1]))  # it had no turn yet, and goes before new ones still
+    await complete(neighbours, msgspec.structs.replace(back, rows=back.rows[1:]))
+    await complete(neighbours, other)
+    await marked(neighbours)
+    assert len(neighbours.sent(run_id)) == 10
 
     await serves(neighbours, first.org, at_once=1)
+    await neighbours.until(lambda: len(neighbours.sent(run_id)) == 11)
+    await marked(neighbours)
+    [again] = of(neighbours, run_id)[5:]
+    assert [row.index for row in again.rows] == [back.rows[0].index]
+    await complete(neighbours, again)
     await neighbours.until(lambda: len(neighbours.sent(run_id)) == 15)
-    assert [row.index for row in neighbours.sent(run_id)[12:]] == [back.rows[0].index, 8, 9]
+    assert sorted(row.index for row in neighbours.sent(run_id)[11:]) == [6, 7, 8, 9], "as soon as all have ended"
     for tasks in of(neighbours, run_id):
         await complete(neighbours, tasks)
     await neighbours.until(lambda: neighbours.ended(run_id))

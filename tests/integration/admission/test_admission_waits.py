@@ -15,6 +15,7 @@ from rowmill_contracts.runs import ParkedRow
 pytestmark = pytest.mark.servers
 
 HOUR = 3_600_000
+BACK_FOR = 15.0
 
 
 class Waits(Tables):
@@ -187,11 +188,33 @@ async def test_what_a_dataset_has_out_counts_its_waiting_rows_and_who_is_called_
         seq = await tables.dataset(run_id, **(out | columns))
         for index, state in enumerate(("waiting", "waiting", "releasing", "released")):
             await tables.wait(seq, index, state=f"'{state}'", called_back=f"{run_id == 'out' and state == 'released'}")
-    [flight] = await feeding.flights(tables.database)
+    [flight] = await feeding.flights(tables.database, BACK_FOR)
     assert (flight.run_id, flight.sent, flight.ended, flight.waiting, flight.called_back) == ("out", 9, 3, 2, False)
     await tables.database.execute("UPDATE waits SET called_back = true WHERE state = 'releasing'")
-    [flight] = await feeding.flights(tables.database)
+    [flight] = await feeding.flights(tables.database, BACK_FOR)
     assert flight.called_back
+
+
+@pytest.mark.parametrize(
+    ("row", "ended", "goes_first"),
+    [
+        ({"released_at": ago(BACK_FOR / 2)}, 1, True),
+        ({"released_at": ago(2 * BACK_FOR)}, 1, False),
+        ({"released_at": ago(BACK_FOR / 2)}, 2, False),
+        ({"released_at": ago(BACK_FOR / 2), "called_back": "false"}, 1, False),
+    ],
+    ids=["may be sent back again", "is out for long", "nothing is out", "came by itself"],
+)
+async def test_who_was_called_back_lately_goes_before_new_rows_while_any_row_is_out(
+    tables: Waits, row: dict[str, str], ended: int, goes_first: bool
+) -> None:
+    await tables.run("r")
+    seq = await tables.dataset("r", sent="4", completed=f"{ended}")
+    await tables.wait(seq, 0, **({"state": "'released'", "called_back": "true"} | row))
+    for index in (1, 2):
+        await tables.wait(seq, index)
+    [flight] = await feeding.flights(tables.database, BACK_FOR)
+    assert flight.called_back is goes_first
 
 
 async def test_a_provider_that_serves_an_organisation_calls_back_the_rows_of_no_other(tables: Waits) -> None:
