@@ -8,8 +8,7 @@ Every wait for the broker is bounded: a queue without a leader never answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,29 +16,17 @@ import aio_pika
 import structlog
 from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractIncomingMessage
 from aiormq import spec
-from aiormq.exceptions import ChannelPreconditionFailed
 
 from rowmill.runtime.clock import Clock, new_id
-from rowmill.runtime.transport import AsTransportErrors, BrokerConnection, broker_version, close, connect
+from rowmill.runtime.declaring import declare
+from rowmill.runtime.transport import ANSWER_SECONDS, AsTransportErrors, BrokerConnection, answer_awaited, broker_version, close, connect
 from rowmill.runtime.watching import ConsumerWatch
-from rowmill_contracts.topology import Queue, arguments_at, topology
+from rowmill_contracts.topology import topology
 
 log = structlog.get_logger()
 
 LISTENER_LENGTH: Final = 50_000
 """Messages that a listener's own queue keeps; a slow listener loses the oldest and stops nobody."""
-
-ANSWER_SECONDS: Final = 10.0
-"""How long the broker may take to answer one request (declare, consume, passive declare) before the session counts as broken."""
-
-
-@asynccontextmanager
-async def answer_awaited() -> AsyncIterator[None]:
-    """Around one request to the broker: raises `TimeoutError` where it is not answered in time, and `ConnectionError` as `AsTransportErrors` does."""
-    with AsTransportErrors():
-        async with asyncio.timeout(ANSWER_SECONDS):
-            yield
-
 
 OnMessage = Callable[["Session", AbstractIncomingMessage], Awaitable[None]]
 
@@ -124,38 +111,11 @@ class Session:
 
     async def _declare(self, delay_scale: float) -> None:
         exchanges, queues = topology(delay_scale)
+        await declare(self.connection, exchanges, queues, broker_version(self.connection))
         with AsTransportErrors():
-            channel = await self.connection.channel(publisher_confirms=False)
-            for exchange in exchanges:
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    await channel.declare_exchange(exchange.name, exchange.kind, durable=True)
-            version = broker_version(self.connection)
-            for queue in queues:
-                arguments = arguments_at(queue, version)
-                try:
-                    await self._declare_queue(channel, queue, arguments)
-                except ChannelPreconditionFailed as error:
-                    if arguments == queue.arguments:
-                        raise
-                    # It was declared before the broker came to limit deliveries, and its arguments cannot be changed.
-                    log.warning("queue_limits_deliveries", queue=queue.name, error=str(error), remedy="a policy with delivery-limit -1")
-                    channel = await self.connection.channel(publisher_confirms=False)
-                    await self._declare_queue(channel, queue, queue.arguments)
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await channel.close()
             for exchange in exchanges:
                 self._exchanges[exchange.name] = await self._publisher.get_exchange(exchange.name, ensure=False)
         self._single_active = {queue.name for queue in queues if queue.arguments.get("x-single-active-consumer")}
-
-    @staticmethod
-    async def _declare_queue(channel: AbstractChannel, queue: Queue, arguments: dict[str, Any]) -> None:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                declared = await channel.declare_queue(queue.name, durable=True, arguments=dict(arguments))
-                for exchange_name, key in queue.bindings:
-                    await declared.bind(exchange_name, key)
-        except TimeoutError as error:
-            raise TimeoutError(f"queue {queue.name} could not be declared within {ANSWER_SECONDS:g} s") from error
 
     @property
     def _publisher(self) -> AbstractChannel:

@@ -7,6 +7,8 @@ an error that callers can tell from being cancelled.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Final
 
@@ -18,6 +20,9 @@ from yarl import URL
 
 TRANSPORT_ERRORS: Final = (AMQPError, ChannelInvalidStateError, ConnectionError, OSError, TimeoutError)
 """What a publish or a connection attempt can raise; each means that the outcome is unknown."""
+
+ANSWER_SECONDS: Final = 10.0
+"""How long the broker may take to answer one request (declare, consume, passive declare) before the session counts as broken."""
 
 CLOSE_SECONDS: Final = 2.0
 """How long a connection may take to say goodbye before it is aborted."""
@@ -46,6 +51,14 @@ class AsTransportErrors:
             task = asyncio.current_task()
             if task is None or not task.cancelling():
                 raise ConnectionError("the connection was closed while its answer was awaited") from error
+
+
+@asynccontextmanager
+async def answer_awaited() -> AsyncIterator[None]:
+    """Around one request to the broker: raises `TimeoutError` where it is not answered in time, and `ConnectionError` as `AsTransportErrors` does."""
+    with AsTransportErrors():
+        async with asyncio.timeout(ANSWER_SECONDS):
+            yield
 
 
 class _Remembering(TransportFactory):

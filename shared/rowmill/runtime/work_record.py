@@ -13,8 +13,8 @@ from typing import Any, Final
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractQueue
 
-from rowmill.runtime.session import Session, answer_awaited
-from rowmill.runtime.transport import TRANSPORT_ERRORS
+from rowmill.runtime.session import Session
+from rowmill.runtime.transport import TRANSPORT_ERRORS, answer_awaited
 
 KEPT_MS: Final = 7 * 24 * 3600 * 1000
 """How long a queue stays that nobody uses any more: one whose suspect ended in the same moment as its process."""

@@ -68,6 +68,8 @@ async def test_the_broker_says_its_version(broker_url: str) -> None:
 
 async def test_queues_that_stand_with_other_limits_of_deliveries_are_used_as_they_are(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an upgrade of the broker to 4: what was declared before without a word about deliveries refuses the word for "no limit"."""
+    async with Bus(ServiceSettings(broker_url=broker_url, time_scale=0.05), service="before"):
+        pass
     monkeypatch.setattr(session_module, "broker_version", lambda _: "4.0.0")
     handled = asyncio.Event()
 
