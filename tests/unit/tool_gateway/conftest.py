@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 from pydantic import BaseModel
+from tests.fakes.clocks import LeapingLoop, LoopClock
 from tests.fakes.receipts import MemoryReceipts
 
 from rowmill import HttpTool, Provider, registry
@@ -18,7 +19,6 @@ from rowmill.encoding.canonical import canonical
 from rowmill.encoding.receipts import receipt_key
 from rowmill.errors import AskTimeout
 from rowmill.runtime.author_threads import AuthorThreads
-from rowmill.runtime.clock import SystemClock
 from rowmill.runtime.deliveries import Delivery
 from rowmill.tools import Tool, tool_of
 from rowmill_contracts.envelope import Message, decode, encode
@@ -157,7 +157,7 @@ class Rig:
     def __init__(
         self, settings: ToolGatewaySettings, store: MemoryReceipts | None = None, environ: dict[str, str] | None = None, holder: str = ""
     ) -> None:
-        self.clock = SystemClock()
+        self.clock = LoopClock()
         self.settings = settings
         scale = settings.time_scale
         self.store = store or MemoryReceipts(self.clock.now, queued=10 * scale, running=60 * scale, shard=6 * scale, held_poll=0.01)
@@ -255,6 +255,11 @@ class Hold:
 
     def answer(self) -> None:
         self._answer.set()
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Where a test is marked ``leaping`` what its gateways wait for takes no time."""
+    return {"loop": LeapingLoop if item.get_closest_marker("leaping") else asyncio.SelectorEventLoop}
 
 
 @pytest.fixture(autouse=True)

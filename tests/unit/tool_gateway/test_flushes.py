@@ -16,6 +16,8 @@ from rowmill_contracts.envelope import Message, encode
 from rowmill_contracts.receipts import Claim, ClaimReceipts, Complete, Confirm, Fail, LeaseRef, Release
 from rowmill_contracts.tools import CallOutcome
 
+pytestmark = pytest.mark.leaping
+
 
 class Fragile:
     """Makes asking for a type of message end in an error: so many times, or whenever ``bad`` says so of the message."""

@@ -23,6 +23,8 @@ from rowmill_tool_gateway.lanes import Lane, ProbePolicy
 from rowmill_tool_gateway.pacing import Pace
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 
+pytestmark = pytest.mark.leaping
+
 SETTINGS = ToolGatewaySettings(time_scale=1.0)
 HAND = SETTINGS.hand
 STEP = HAND / 20

@@ -18,6 +18,8 @@ from rowmill_contracts.tools import CallItem, CallOutcome
 from rowmill_tool_gateway.flights import Call, Flight
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 
+pytestmark = pytest.mark.leaping
+
 
 class FindIn(BaseModel):
     domain: str
@@ -164,17 +166,18 @@ async def test_a_lane_that_is_ours_anew_makes_nobody_wait_for_appointments_of_be
             await asyncio.sleep(0.01)
         after: list[CallOutcome] = []
         while not any(outcome.reason == "provider there" for outcome in after):
+            await asyncio.sleep(0.01)
             after = await rig.ask([rig.item(find, {"domain": f"after{number}"}, asked=rig.clock.now()) for number in range(4)])
     await rig.stop()
     assert max(outcome.wait_ms for outcome in after if outcome.reason == "provider there") < 10_000
 
 
-@pytest.mark.parametrize(("until_its_turn", "outcome"), [(0.39, "completed"), (0.41, "deferred")])
+@pytest.mark.parametrize(("until_its_turn", "outcome"), [(0.44, "completed"), (0.46, "deferred")])
 async def test_a_call_whose_turn_is_near_when_its_time_in_hand_is_over_stays(
     until_its_turn: float, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Near is half of the time in hand, which is 0.8 s here; the last of six calls is sent after a second."""
-    rig = Rig(ToolGatewaySettings(hand=0.8, claim_ahead=0.0))
+    """Near is half of the time in hand, which is 0.9 s here; the last of six calls is sent after a second."""
+    rig = Rig(ToolGatewaySettings(hand=0.9, claim_ahead=0.0))
     monkeypatch.setattr(rig.engine.dispatcher, "_wait_behind", lambda _flight, _before: 0.0)
     items = [rig.item(find, {"domain": f"d{number}"}, asked=rig.clock.now() + number) for find in [tool(rate="5/s")] for number in range(6)]
     rig.hand_in(items)

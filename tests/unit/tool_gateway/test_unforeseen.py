@@ -17,6 +17,8 @@ from rowmill_contracts.receipts import ClaimAnswer, HaltRun, Release
 from rowmill_tool_gateway.flights import Stage
 from rowmill_tool_gateway.http_tools import HttpCarrier
 
+pytestmark = pytest.mark.leaping
+
 
 class Guarded(FindIn):
     @field_validator("domain")

@@ -17,6 +17,8 @@ from rowmill_contracts.shards import LeaseShard
 from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 
+pytestmark = pytest.mark.leaping
+
 
 class Rival:
     """Another run's claim of a call that a first run's gateway had confirmed, under an answer that was lost."""
