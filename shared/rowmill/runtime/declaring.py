@@ -12,7 +12,7 @@ import structlog
 from aio_pika.abc import AbstractChannel
 from aiormq.exceptions import ChannelPreconditionFailed
 
-from rowmill.runtime.transport import ANSWER_SECONDS, TRANSPORT_ERRORS, BrokerConnection, answer_awaited
+from rowmill.runtime.transport import ANSWER_SECONDS, TRANSPORT_ERRORS, AsTransportErrors, BrokerConnection, answer_awaited
 from rowmill_contracts.topology import Exchange, Queue, arguments_at
 
 log = structlog.get_logger()
@@ -32,7 +32,8 @@ async def declare(connection: BrokerConnection, exchanges: Sequence[Exchange], q
         await _declare_together(connection, exchanges, queues, version)
     except TRANSPORT_ERRORS as error:
         log.info("declared_one_by_one", error=repr(error))
-        await _declare_each(connection, exchanges, queues, version)
+        with AsTransportErrors():
+            await _declare_each(connection, exchanges, queues, version)
 
 
 async def _declare_together(connection: BrokerConnection, exchanges: Sequence[Exchange], queues: Sequence[Queue], version: str) -> None:
