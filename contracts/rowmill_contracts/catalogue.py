@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rowmill_contracts import asks, charges, events, presences, receipts, retries, row_keys, rows, run_questions, runs, shards, tools
+from rowmill_contracts import asks, charges, events, in_hand, presences, receipts, retries, row_keys, rows, run_questions, runs, shards, tools
 from rowmill_contracts.envelope import MESSAGES, decode
 
 __all__ = ["MESSAGES", "decode"]
 
-MODULES = (runs, run_questions, rows, row_keys, tools, receipts, presences, retries, shards, charges, events, asks)
+MODULES = (runs, run_questions, rows, row_keys, tools, receipts, presences, retries, shards, charges, events, in_hand, asks)
 """Imported so that every message is registered."""

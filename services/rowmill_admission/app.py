@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rowmill.runtime import deadlines
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
 from rowmill.runtime.db import Database
@@ -47,6 +48,7 @@ class App:
         database = await Database.connect(
             self._settings.database_url, schema="admission", size=self._settings.database_connections, clock=self._clock
         )
+        database.tell(self._bus.outages.teller("the database"))
         await database.migrate("rowmill_admission")
         await self._bus.start()
         self._parts = parts = _Parts(self._settings, self._bus, database, self._clock)
@@ -54,9 +56,10 @@ class App:
         parts.releasing.start()
         parts.repair.start()
         settings, bus, handlers = self._settings, self._bus, parts.handlers
-        await bus.consume(topology.ADMISSION_ASKS, handlers.handle_ask, prefetch=settings.ask_prefetch)
-        await bus.consume(topology.ADMISSION_COUNTS, handlers.handle_count, prefetch=settings.count_prefetch)
-        await bus.consume(topology.ADMISSION_PARKED, handlers.handle_parked, prefetch=settings.parked_prefetch)
+        stored, commands = deadlines.stored(settings), deadlines.commands(settings, halt_timeout=settings.halt_timeout)
+        await bus.consume(topology.ADMISSION_ASKS, handlers.handle_ask, prefetch=settings.ask_prefetch, deadline=commands)
+        await bus.consume(topology.ADMISSION_COUNTS, handlers.handle_count, prefetch=settings.count_prefetch, deadline=stored)
+        await bus.consume(topology.ADMISSION_PARKED, handlers.handle_parked, prefetch=settings.parked_prefetch, deadline=stored)
         await consume_public(bus, settings, handlers)
 
     async def stop(self) -> None:

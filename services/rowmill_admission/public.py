@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from rowmill.runtime import deadlines
 from rowmill.runtime.bus import Bus
 from rowmill_admission.handlers import Handlers
 from rowmill_admission.settings import AdmissionSettings
@@ -76,12 +77,13 @@ EVENTS: Final = (
 
 async def consume_public(bus: Bus, settings: AdmissionSettings, handlers: Handlers) -> None:
     """Consume the public queues."""
-    for public, prefetch, handler in (
-        (RUNS, settings.run_prefetch, handlers.handle_run),
-        (INPUTS, settings.input_prefetch, handlers.handle_input),
-        (DEAD, settings.dead_prefetch, handlers.handle_dead),
+    stored, commands = deadlines.stored(settings), deadlines.commands(settings, halt_timeout=settings.halt_timeout)
+    for public, prefetch, handler, deadline in (
+        (RUNS, settings.run_prefetch, handlers.handle_run, commands),
+        (INPUTS, settings.input_prefetch, handlers.handle_input, stored),
+        (DEAD, settings.dead_prefetch, handlers.handle_dead, stored),
     ):
-        await bus.consume(public.queue, handler, prefetch=prefetch, undecodable=public.undecodable)
+        await bus.consume(public.queue, handler, prefetch=prefetch, undecodable=public.undecodable, deadline=deadline)
 
 
 def asyncapi_document() -> dict[str, Any]:

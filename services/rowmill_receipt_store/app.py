@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import ClassVar
 
+from rowmill.runtime import deadlines
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
 from rowmill.runtime.db import Database
@@ -41,6 +42,7 @@ class App:
         """Connect, migrate, consume; returns once both queues are being consumed."""
         settings = self._settings
         self._database = await Database.connect(settings.database_url, schema=SCHEMA, size=settings.statements + 1, server_settings=SERVER_SETTINGS)
+        self._database.tell(self._bus.outages.teller("the database"))
         await self._database.migrate("rowmill_receipt_store")
         presences = PresenceStore(self._database, lease=settings.presence_lease, grace=settings.presence_grace)
         receipts = Receipts(
@@ -63,8 +65,9 @@ class App:
         leasing = Leasing(receipts, WindowStore(self._database), gateways, StandingStore(self._database))
         operating = Operating(OperatorStore(self._database), receipts)
         handlers = Handlers(self._bus, receipts, presences, leasing, operating, merger)
-        await self._bus.consume(RECEIPTS_SETTLE, handlers.settle, prefetch=settings.prefetch)
-        await self._bus.consume(RECEIPTS_CLAIMS, handlers.claim, prefetch=settings.prefetch)
+        deadline = deadlines.stored(settings)
+        await self._bus.consume(RECEIPTS_SETTLE, handlers.settle, prefetch=settings.prefetch, deadline=deadline)
+        await self._bus.consume(RECEIPTS_CLAIMS, handlers.claim, prefetch=settings.prefetch, deadline=deadline)
         await self._bus.start()
         sweep = Sweep(
             self._database,

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import structlog
 
+from rowmill.runtime import deadlines
 from rowmill.runtime.author_threads import AuthorThreads
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
@@ -94,11 +95,15 @@ class App:
         self._runner.start()
         control = ControlHandler(self._runner, LoadedCode(self.name, bus.process_id, loaded_at, code.digest), bus)
         await bus.consume(f"control.{bus.process_id}", control, broadcast=(CONTROL, ""))
-        await bus.consume(EXECUTOR_KEYS, KeysHandler(captures, foreign, bus), prefetch=settings.keys_prefetch, watched=True)
+        capture, drop = settings.capture_timeout, settings.body_drop_patience
+        keys_held = deadlines.keys(settings, capture_timeout=capture, drop_patience=drop)
+        keys = KeysHandler(captures, foreign, bus)
+        await bus.consume(EXECUTOR_KEYS, keys, prefetch=settings.keys_prefetch, watched=True, deadline=keys_held)
+        rows_held = deadlines.rows(settings, capture_timeout=capture, drop_patience=drop, row_timeout=settings.row_timeout)
         rows = RowsHandler(bus, engine, captures, self._runner, foreign, self._watch.know)
-        await bus.consume(EXECUTOR_ROWS, rows, prefetch=settings.rows_prefetch, watched=True)
+        await bus.consume(EXECUTOR_ROWS, rows, prefetch=settings.rows_prefetch, watched=True, deadline=rows_held)
         advance = AdvanceHandler(engine, driver, foreign, lease_patience=settings.lease_patience)
-        await bus.consume(EXECUTOR_ADVANCE, advance, prefetch=settings.bodies_prefetch, watched=True)
+        await bus.consume(EXECUTOR_ADVANCE, advance, prefetch=settings.bodies_prefetch, watched=True, deadline=deadlines.BODIES)
 
     async def stop(self) -> None:
         """Let rows and bodies in hand finish, to the drain deadline; the rest is delivered to others."""

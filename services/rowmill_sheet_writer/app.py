@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import structlog
 
+from rowmill.runtime import deadlines
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import Clock, SystemClock
 from rowmill.runtime.db import Database
@@ -41,13 +42,15 @@ class App:
         self._database = database = await Database.connect(
             settings.database_url, schema=SCHEMA, size=settings.sheets_connections, server_settings=SERVER_SETTINGS, clock=self._clock
         )
+        database.tell(self._bus.outages.teller("the database"))
         await database.migrate("rowmill_sheet_writer")
         store = Store(database)
         announcer = Announcer(self._bus, store, event_confirm=settings.event_confirm, owed_batch=settings.owed_batch)
         handlers = Handlers(self._bus, store, announcer, settings)
         await self._bus.start()
-        await self._bus.consume(SHEETS_SETTLE, handlers.on_settle, prefetch=settings.settle_prefetch)
-        await self._bus.consume(SHEETS_ASKS, handlers.on_ask, prefetch=settings.sheets_ask_prefetch)
+        await self._bus.consume(SHEETS_SETTLE, handlers.on_settle, prefetch=settings.settle_prefetch, deadline=deadlines.stored(settings))
+        queries = deadlines.queries(settings, query_timeout=settings.query_timeout)
+        await self._bus.consume(SHEETS_ASKS, handlers.on_ask, prefetch=settings.sheets_ask_prefetch, deadline=queries)
         self._looking_after_owed = asyncio.create_task(self._look_after_owed(announcer), name="events owed")
         self._started = True
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 import structlog
 
 from rowmill.project import Project
+from rowmill.runtime import deadlines
 from rowmill.runtime.author_threads import AuthorThreads
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import SystemClock
@@ -84,6 +85,7 @@ class App:
         )
         handlers = Handlers(engine, self._bus, code)
         self._bus.on_reconnect(engine.reconnected)
+        deadline = deadlines.calls(self._settings, hand=self._settings.hand, in_flight_hold=self._settings.in_flight_hold)
         for shard in range(SHARDS):
             await self._bus.consume(
                 gateway_calls(shard),
@@ -91,6 +93,7 @@ class App:
                 prefetch=self._settings.calls_prefetch,
                 may_take_suspects=partial(engine.shards.may_take, shard),
                 watched=True,  # by its receipt: what a call does to its gateway is counted there, and not held against its message (docs/adr/0019)
+                deadline=deadline,
             )
         await self._bus.listen(CONTROL, [""], handlers.control)
         await self._bus.start()

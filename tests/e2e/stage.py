@@ -27,6 +27,7 @@ from rowmill.dev import ServerSet
 from rowmill.dev.services import ServiceSet
 from rowmill.dev.working_set import missing_services
 from rowmill.doctor.auditing import audit, charged_by
+from rowmill.doctor.health import look
 from rowmill.doctor.run_checks import charges
 from rowmill.encoding.exports import export_value
 from rowmill.errors import UnavailableError
@@ -313,10 +314,14 @@ class Stage:
         findings: list[Any] = []
         try:
             async with asyncio.timeout(BOUND / 4):
-                while findings := (await audit(self.database_url, job.run_id, queued=0, patience=0)).findings:
+                while findings := [*(await audit(self.database_url, job.run_id, queued=0, patience=0)).findings, *await self._in_hand()]:
                     await asyncio.sleep(0.2)
         except TimeoutError:
             raise AssertionError(f"the doctor finds {findings}") from None
+
+    async def _in_hand(self) -> list[Any]:
+        """What is in hand for too long, or kept there for an outage."""
+        return [finding for finding in (await look(self.broker_url, self.database_url)).findings if finding.check in {"in hand", "outage"}]
 
     async def quiet(self) -> None:
         """Return when every queue of work, of suspects, of the delayed and of the buried is empty and nothing is unacknowledged; fails if that does

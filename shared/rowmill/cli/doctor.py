@@ -69,6 +69,7 @@ def _document(health: Health, audited: Audit | None, findings: list[Finding]) ->
         "services": health.services,
         "unfinished_runs": health.unfinished,
         "queues": [vars(queue) for queue in health.queues],
+        "in_hand": [msgspec.to_builtins(shown) for shown in health.in_hand],
     }
     if audited is not None:
         counts = {name: msgspec.to_builtins(each) for name, each in audited.counts.items()}
@@ -92,6 +93,11 @@ def _lines(health: Health, audited: Audit | None, findings: list[Finding]) -> li
         if queue.ready or queue.unacknowledged or queue.dead or queue.suspects:
             held = "?" if queue.unacknowledged is None else queue.unacknowledged
             lines.append(f"queue     {queue.queue}: {queue.ready} ready, {held} unacknowledged, {queue.dead} dead, {queue.suspects} suspect")
+    for shown in health.in_hand:
+        for each in shown.queues:
+            if each.oldest is not None:
+                held = f"{numbered(each.messages, 'message')} of {each.queue}, the oldest for {each.oldest:.0f} s of {each.deadline:.0f} s at most"
+                lines.append(f"in hand   {shown.service} ({shown.place}): {held}")
     if audited is not None:
         for name, counts in audited.counts.items():
             lines.append(f"run       {audited.run_id} ({audited.state}), dataset {name}: {rows_told(counts)}")

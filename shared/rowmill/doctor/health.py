@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from aio_pika.abc import AbstractConnection
 from aio_pika.exceptions import ChannelNotFoundEntity
 
 from rowmill.dev.working_set import SIGNS
+from rowmill.doctor import in_hand
 from rowmill.doctor.auditing import NO_TABLES, SQL, reading
 from rowmill.doctor.findings import Finding
 from rowmill.errors import UnavailableError
 from rowmill.runtime.transport import TRANSPORT_ERRORS, AsTransportErrors, close, connect, redacted
+from rowmill_contracts.in_hand import InHandShown
 from rowmill_contracts.topology import WORK_QUEUES, dead, suspect
 
 ANSWER_SECONDS: Final = 15.0
@@ -40,7 +44,7 @@ class QueueState:
 
 @dataclass
 class Health:
-    """``unfinished``: runs that are not over; ``delayed``: messages in delay queues. None: not known."""
+    """``unfinished``: runs that are not over; ``delayed``: messages in delay queues. None: not known. ``in_hand``: what each service says it has."""
 
     broker: str
     database: str
@@ -48,6 +52,7 @@ class Health:
     queues: list[QueueState] = field(default_factory=list)
     unfinished: int | None = None
     delayed: int | None = None
+    in_hand: list[InHandShown] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -88,8 +93,13 @@ async def _look_at_database(health: Health, url: str, start: str) -> None:
 
 async def _look_at_broker(health: Health, url: str, control: Control | None, start: str) -> None:
     try:
-        depths = await _depths(url)
-        listed = None if control is None else await asyncio.to_thread(_listed, url, control)
+        connection = await connect(url, name="rowmill doctor", heartbeat=HEARTBEAT_SECONDS, timeout=ANSWER_SECONDS)
+        try:
+            depths = await _depths(connection)
+            consumers = {work.name: depths[work.name][1] for work in WORK_QUEUES}
+            looked = await in_hand.look(connection, consumers, None if control is None else partial(asyncio.to_thread, listed, url, control))
+        finally:
+            await close(connection)
     except ChannelNotFoundEntity:
         health.wrong(
             "broker", f"The broker at {health.broker} has no queues of rowmill's: no service has run on it yet.", "`rowmill up` starts them."
@@ -98,34 +108,30 @@ async def _look_at_broker(health: Health, url: str, control: Control | None, sta
     except (*TRANSPORT_ERRORS, UnavailableError) as error:
         health.wrong("broker", f"No broker answers at {health.broker}: {error or error!r}.", start)
         return
+    health.in_hand, health.findings = looked.answers, health.findings + looked.findings
     for work in WORK_QUEUES:
         name = work.name
-        ready, consumers = depths[name]
-        unacknowledged = None if listed is None else sum(listed.get(each, (0, 0))[1] for each in (name, suspect(name)))
-        health.queues.append(QueueState(name, ready, unacknowledged, consumers, depths[dead(name)][0], depths[suspect(name)][0]))
-    if listed is not None:
-        health.delayed = sum(messages for name, (messages, _) in listed.items() if name.startswith("delay."))
+        held = None if looked.listed is None else sum(looked.listed.get(each, (0, 0))[1] for each in (name, suspect(name)))
+        health.queues.append(QueueState(name, depths[name][0], held, depths[name][1], depths[dead(name)][0], depths[suspect(name)][0]))
+    if looked.listed is not None:
+        health.delayed = sum(messages for name, (messages, _) in looked.listed.items() if name.startswith("delay."))
     health.services = {service: depths[queue][1] > 0 for service, queue in SIGNS.items()}
 
 
-async def _depths(url: str) -> dict[str, tuple[int, int]]:
+async def _depths(connection: AbstractConnection) -> dict[str, tuple[int, int]]:
     """(messages ready, consumers) of every work queue and of what stands beside it."""
     found: dict[str, tuple[int, int]] = {}
-    connection = await connect(url, name="rowmill doctor", heartbeat=HEARTBEAT_SECONDS, timeout=ANSWER_SECONDS)
-    try:
-        with AsTransportErrors():
-            async with asyncio.timeout(ANSWER_SECONDS):
-                channel = await connection.channel(publisher_confirms=False)
-                for work in WORK_QUEUES:
-                    for name in (work.name, dead(work.name), suspect(work.name)):
-                        result = (await channel.declare_queue(name, passive=True)).declaration_result
-                        found[name] = (result.message_count or 0, result.consumer_count or 0)
-    finally:
-        await close(connection)
+    with AsTransportErrors():
+        async with asyncio.timeout(ANSWER_SECONDS):
+            channel = await connection.channel(publisher_confirms=False)
+            for work in WORK_QUEUES:
+                for name in (work.name, dead(work.name), suspect(work.name)):
+                    result = (await channel.declare_queue(name, passive=True)).declaration_result
+                    found[name] = (result.message_count or 0, result.consumer_count or 0)
     return found
 
 
-def _listed(url: str, control: Control) -> Mapping[str, tuple[int, int]]:
+def listed(url: str, control: Control) -> Mapping[str, tuple[int, int]]:
     """(messages, unacknowledged ones among them) of every queue, as the broker's own tool says."""
     vhost = unquote(urlsplit(url).path.removeprefix("/")) or "/"
     table = control("list_queues", "-q", "-p", vhost, "name", "messages", "messages_unacknowledged", "--no-table-headers")

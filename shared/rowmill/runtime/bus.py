@@ -19,9 +19,12 @@ from aio_pika.abc import AbstractIncomingMessage
 from rowmill.errors import AskDied, AskTimeout, MalformedMessage, RowmillError, UnavailableError
 from rowmill.runtime.asking import Ask, Asks, ReplyT
 from rowmill.runtime.clock import Clock, SystemClock, new_id
+from rowmill.runtime.deadlines import HELD
 from rowmill.runtime.deliveries import Delivery, traceparent
 from rowmill.runtime.envelopes import envelope_of
 from rowmill.runtime.handling import Handler, Handling, Undecodable
+from rowmill.runtime.in_hand import InHand
+from rowmill.runtime.outages import Outages
 from rowmill.runtime.publishing import Publisher
 from rowmill.runtime.session import Session, Subscription
 from rowmill.runtime.sessions import Sessions
@@ -31,7 +34,8 @@ from rowmill.runtime.transport import CLOSE_SECONDS, TRANSPORT_ERRORS, redacted
 from rowmill_contracts.asks import RequestDied
 from rowmill_contracts.catalogue import decode
 from rowmill_contracts.envelope import Message, UndecodableMessage, encode
-from rowmill_contracts.topology import EXCHANGE, WORK_QUEUES
+from rowmill_contracts.in_hand import AskInHand
+from rowmill_contracts.topology import CONTROL, EXCHANGE, WORK_QUEUES, suspect
 
 log = structlog.get_logger()
 
@@ -52,13 +56,23 @@ class Bus:
         self.reply_to = f"replies.{service}.{self.process_id}"
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._sessions = Sessions(settings, self._clock, service=service, prepare=self._hear_replies, began=self._session_began)
+        self.outages = Outages(self._clock)
+        self._sessions = Sessions(
+            settings,
+            self._clock,
+            service=service,
+            prepare=self._hear_replies,
+            began=self._session_began,
+            refuses=self.outages.teller("the broker's taking messages"),
+        )
         self._asks = Asks()
         self._reconnected: list[Callable[[], None]] = []
         self._last_words: list[Callable[[], Awaitable[None]]] = []
         self._handling: set[asyncio.Task[Any]] = set()
         self._asking_again: set[asyncio.Task[None]] = set()
-        self._handling_of = Handling(self, self._clock)
+        self._in_hand = InHand(service, self.process_id, self._clock, self.outages)
+        self._shows_hand = False
+        self._handling_of = Handling(self, self._clock, self._in_hand)
         self._suspects = Suspects(self, self._handling_of, alone=settings.suspect_alone, poll=settings.suspect_poll)
         self._publisher = Publisher(self._sessions.live, settings.time_scale, self._clock, service)
 
@@ -210,8 +224,10 @@ class Bus:
                         await self._publish_ask(ask)
                         await asyncio.wait([ask.answered], timeout=self._settings.ask_again)
             except TimeoutError as error:
+                self.outages.silent(f"answers on {key}", limit)
                 raise AskTimeout(f"no answer to {message.message_type} on {key} within {limit:g} s") from error
             reply = ask.answered.result()
+        self.outages.back(f"answers on {key}")
         if isinstance(reply, RequestDied):
             raise AskDied(reply.error.message)
         if not isinstance(reply, answer):
@@ -250,6 +266,14 @@ class Bus:
 
     async def _received_reply(self, _session: Session, incoming: AbstractIncomingMessage) -> None:
         self._asks.received(incoming.type, incoming.body, incoming.correlation_id or "")
+
+    async def _show_hand(self, session: Session, incoming: AbstractIncomingMessage) -> None:
+        """Answer whoever asks on the control exchange what this process has in hand; nothing else that travels there is read."""
+        if incoming.type == AskInHand.message_type and incoming.reply_to:
+            await self.send_reply(incoming.reply_to, self._in_hand.shown(), correlation_id=incoming.correlation_id or "")
+        if not session.ended.is_set():
+            with contextlib.suppress(*TRANSPORT_ERRORS):
+                await incoming.ack()
 
     # ---- consuming --------------------------------------------------------------------------------------------------------------------
 
@@ -295,13 +319,15 @@ class Bus:
         undecodable: Undecodable = "bury",
         may_take_suspects: Callable[[], bool] = lambda: True,
         watched: bool = False,
+        deadline: float | None = None,
     ) -> None:
         """Consume ``queue`` from now on and after every reconnect, handling up to ``prefetch`` messages at once.
 
         ``broadcast``: (exchange, key): `listen` there instead. ``undecodable``: messages that cannot be decoded are dead-lettered, or (for a
         queue of dead letters, which has no dead letters of its own) handed over as `Undecoded`. Suspects of the queue are handled, too (see
         `rowmill.runtime.suspects`), one at a time, whenever ``may_take_suspects``. ``watched``: the handler says when author code of a suspect is at
-        work (`Delivery.rest`), and only deaths at which it was are held against it; else all are.
+        work (`Delivery.rest`), and only deaths at which it was are held against it; else all are. ``deadline``: seconds for which a message may be in
+        hand (see `rowmill.runtime.deadlines`; None: 5 minutes at full size); one that is for longer is what a person is told of who asks.
         """
         if broadcast is not None:
             await self.listen(broadcast[0], [broadcast[1]], handler)
@@ -314,8 +340,15 @@ class Bus:
                 task.add_done_callback(self._handling.discard)
             await self._handling_of.handle(session, queue, handler, incoming, undecodable)
 
+        deadline = HELD * self._settings.time_scale if deadline is None else deadline
+        if not self._shows_hand:
+            self._shows_hand = True
+            name = f"listen.{self.service}.in-hand"
+            await self._sessions.subscribe(Subscription(name, self._show_hand, 50, ((CONTROL, ""),), to_the_end=True))
+        self._in_hand.serve(queue, deadline)
         await self._sessions.subscribe(Subscription(queue, on_message, prefetch))
         if queue in WORK_NAMES:
+            self._in_hand.serve(suspect(queue), deadline, consumed=False)
             self._suspects.serve(queue, handler, undecodable, may_take_suspects, watched=watched)
 
     async def step_back(self, queue: str) -> None:
@@ -325,4 +358,5 @@ class Bus:
     async def stop_consuming(self, queue: str) -> None:
         """Detach from one queue; what was delivered is still handled."""
         self._suspects.leave(queue)
+        self._in_hand.leave(queue)
         await self._sessions.unsubscribe(queue)

@@ -116,8 +116,8 @@ class Database:
         self.pool = pool
         self.schema = schema
         self._clock = clock
-        self.reachable = True
-        """Whether it answered when last asked, which is every few seconds at least."""
+        self._reachable = True
+        self._tell: Callable[[bool], None] = lambda _: None
         self._looking = asyncio.create_task(self._look(), name=f"database {schema}")
 
     @classmethod
@@ -159,6 +159,21 @@ class Database:
                 await clock.sleep(backoff(failures, first=0.2, limit=5.0))
             else:
                 return cls(pool, schema, clock)
+
+    @property
+    def reachable(self) -> bool:
+        """Whether it answered when last asked, which is every few seconds at least."""
+        return self._reachable
+
+    @reachable.setter
+    def reachable(self, reachable: bool) -> None:
+        if reachable != self._reachable:
+            self._reachable = reachable
+            self._tell(not reachable)
+
+    def tell(self, away: Callable[[bool], None]) -> None:
+        """Call this whenever it is found to be away, or back."""
+        self._tell = away
 
     async def close(self) -> None:
         """Wait for what is under way, a few seconds at most, and disconnect."""

@@ -15,6 +15,7 @@ from rowmill.runtime.clock import Clock, backoff
 from rowmill.runtime.deliveries import MADE_ID, REPLAYED, Delivery, Rejected, Undecoded, death_headers, subject_headers, traceparent
 from rowmill.runtime.ends import ends_the_task
 from rowmill.runtime.gates import Gate
+from rowmill.runtime.in_hand import Held, InHand
 from rowmill.runtime.limits import end_process
 from rowmill.runtime.rest import Rest
 from rowmill.runtime.suspicion import (
@@ -59,9 +60,10 @@ HANDLER_ATTEMPTS: Final = 3
 class Handling:
     """The policy of one bus. A message is acknowledged only after its handler returned, or after its dead letter was confirmed."""
 
-    def __init__(self, bus: Bus, clock: Clock) -> None:
+    def __init__(self, bus: Bus, clock: Clock, in_hand: InHand) -> None:
         self._bus = bus
         self._clock = clock
+        self._in_hand = in_hand
         self._gates: dict[str, Gate] = {}
         self._outlived = Outlived()
 
@@ -73,17 +75,20 @@ class Handling:
         """Handle one message to its end. ``session``: the one that it came by."""
         in_hand = metrics.IN_HAND.labels(self._bus.service, queue)
         in_hand.inc()
+        hand = self._in_hand.of(session, queue)
+        held = hand.take(incoming, self._clock.monotonic())
         try:
             if not await self._moved(queue, incoming):
                 gate = self.gate(queue)
                 await gate.enter()
                 try:
-                    if await self._handled(queue, handler, incoming, undecodable):
+                    if await self._handled(queue, handler, incoming, undecodable, held):
                         metrics.HANDLED.labels(self._bus.service, queue).inc()
                 finally:
                     gate.leave()
             await self._acknowledge(session, queue, incoming)
         finally:
+            hand.leave(held)
             in_hand.dec()
 
     # ---- suspects ---------------------------------------------------------------------------------------------------------------------
@@ -133,6 +138,8 @@ class Handling:
         watched: bool = False,
     ) -> None:
         """Handle, halve or bury a message of the queue's suspects. ``watched``: see `Bus.consume`."""
+        hand = self._in_hand.of(session, suspect(queue))
+        held = hand.take(incoming, self._clock.monotonic())
         crashes = self._crashes(suspect(queue), incoming)
         message = self._decoded(incoming)
         record = BrokerWorkRecord(session, queue, id_of(incoming)) if watched and halves(message) is None else None
@@ -147,7 +154,7 @@ class Handling:
             elif isinstance(verdict, Bury):
                 subject, now = subject_headers(message), self._clock.now()
                 await self._bury(queue, incoming, verdict.error, attempts=earlier + crashes, first_failure=now, subject=subject)
-            elif await self._handled(queue, handler, incoming, undecodable, rest):
+            elif await self._handled(queue, handler, incoming, undecodable, held, rest):
                 metrics.HANDLED.labels(self._bus.service, queue).inc()
             if rest is not None:
                 await rest.end()
@@ -155,6 +162,7 @@ class Handling:
             if record is not None:
                 await record.forget()
         finally:
+            hand.leave(held)
             if rest is not None:
                 await rest.end()
             if record is not None:
@@ -195,7 +203,7 @@ class Handling:
             return Undecoded(wire_type=incoming.type or "", reason=str(error))
 
     async def _handled(
-        self, queue: str, handler: Handler, incoming: AbstractIncomingMessage, undecodable: Undecodable, rest: Rest | None = None
+        self, queue: str, handler: Handler, incoming: AbstractIncomingMessage, undecodable: Undecodable, held: Held, rest: Rest | None = None
     ) -> bool:
         """Whether the handler returned; if not, the message was dead-lettered."""
         headers = dict(incoming.headers or {})
@@ -220,12 +228,14 @@ class Handling:
         structlog.contextvars.bind_contextvars(**{k: v for k in ("run_id", "dataset") if (v := getattr(message, k, None))})
         failures = outages = 0
         while True:
+            began = self._clock.monotonic()
             try:
                 await handler(delivery)
             except UnavailableError as error:
                 outages += 1
                 log.warning("handler_waits", queue=queue, error=str(error), outages=outages)
                 await self._clock.sleep(backoff(outages, first=0.2, limit=5.0))
+                held.waited(self._clock.monotonic() - began)
             except (Rejected, MalformedMessage) as error:
                 await self._bury(queue, incoming, error, attempts=failures + 1, first_failure=first_failure, subject=subject_headers(message))
                 return False

@@ -35,13 +35,15 @@ OnMessage = Callable[["Session", AbstractIncomingMessage], Awaitable[None]]
 class Subscription:
     """A queue to consume, at most ``prefetch`` messages unacknowledged.
 
-    ``listen``: (exchange, routing key) pairs to bind a queue of this session's own to, bounded by dropping its oldest messages.
+    ``listen``: (exchange, routing key) pairs to bind a queue of this session's own to, bounded by dropping its oldest messages. ``to_the_end``: also
+    while messages in hand are finished, when no other subscription brings new ones.
     """
 
     queue: str
     on_message: OnMessage
     prefetch: int
     listen: tuple[tuple[str, str], ...] = ()
+    to_the_end: bool = False
 
 
 @dataclass

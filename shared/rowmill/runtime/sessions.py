@@ -29,7 +29,9 @@ CLOSE_SECONDS: Final = 5.0
 
 
 class Sessions:
-    """``prepare``: attaches what is not a subscription to a new session. ``began``: told of each session once it is up."""
+    """``prepare``: attaches what is not a subscription to a new session. ``began``: told of each session once it is up.
+    ``refuses``: told whether the broker takes no messages (an alarm), whenever that was looked at.
+    """
 
     def __init__(
         self,
@@ -39,12 +41,14 @@ class Sessions:
         service: str,
         prepare: Callable[[Session], Awaitable[None]],
         began: Callable[[], None],
+        refuses: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._service = service
         self._prepare = prepare
         self._began = began
+        self._refuses = refuses
         self._session: Session | None = None
         self._up = asyncio.Event()
         self._subscriptions: dict[str, Subscription] = {}
@@ -77,10 +81,11 @@ class Sessions:
         self._ending = True
 
     async def detach(self) -> None:
-        """Stop consuming every subscription; what was delivered is still handled."""
+        """Stop consuming every subscription but those that go on to the end; what was delivered is still handled."""
         if (session := self.current) is not None:
             with contextlib.suppress(*TRANSPORT_ERRORS):
-                await asyncio.gather(*(session.cancel(queue) for queue in list(self._subscriptions)))
+                ending = [queue for queue, subscription in self._subscriptions.items() if not subscription.to_the_end]
+                await asyncio.gather(*(session.cancel(queue) for queue in ending))
 
     async def close(self) -> None:
         """End the session and the work of making new ones."""
@@ -200,6 +205,7 @@ class Sessions:
                 except TimeoutError:
                     wrong = await session.look()
                     self._blocked.set(int(session.blocked))
+                    self._refuses(session.blocked)
                     if wrong is not None:
                         session.end(wrong)
         finally:
@@ -207,6 +213,7 @@ class Sessions:
             self._session = None
             self._is_up.set(0)
             self._blocked.set(0)
+            self._refuses(False)
             self._close_soon(session)
 
     def _close_soon(self, session: Session) -> None:

@@ -22,10 +22,11 @@ from rowmill.doctor.findings import Finding
 from rowmill.doctor.health import look
 from rowmill.errors import UsageError
 from rowmill.runtime.bus import Bus
+from rowmill.runtime.hosting import SERVICES
 from rowmill.runtime.settings import ServiceSettings
 from rowmill_contracts.envelope import encode
 from rowmill_contracts.runs import AdvanceRun, RunStart
-from rowmill_contracts.topology import EXECUTOR_ADVANCE, EXECUTOR_KEYS, RUNS_START, dead, suspect
+from rowmill_contracts.topology import EXECUTOR_ADVANCE, EXECUTOR_KEYS, RUNS_START, WORK_QUEUES, dead, suspect
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
 
@@ -218,6 +219,9 @@ def test_all_is_well_with_a_system_that_is_idle(stage: Stage) -> None:
     assert "all is well" in done.stdout
     document = json.loads(stage.rowmill("doctor", "--audit", RUN, "--json").stdout)
     assert (document["well"], document["audit"]["rows"], set(document["services"].values())) == (True, ROWS, {True})
+    served = {queue["queue"]: shown["service"] for shown in document["in_hand"] for queue in shown["queues"] if queue["deadline"] > 0}
+    assert served.keys() >= {work.name for work in WORK_QUEUES}
+    assert set(served.values()) == set(SERVICES)
 
 
 def test_a_provider_that_counts_an_effect_twice_is_found(stage: Stage) -> None:
