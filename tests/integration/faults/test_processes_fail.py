@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import psutil
 import pytest
@@ -12,7 +14,8 @@ from tests.integration.faults.conftest import Harmed
 from tests.integration.faults.running import logged, survives
 
 from rowmill.client import Client
-from rowmill.dev.services import STOP_TIMEOUT, ServiceSet
+from rowmill.dev.services import STOP_TIMEOUT, ServiceProcess, ServiceSet
+from rowmill.dev.working_set import SIGNS
 from rowmill.runtime.hosting import SERVICES
 
 pytestmark = pytest.mark.long
@@ -47,6 +50,24 @@ async def start_anew(system: Harmed, heartbeat: str) -> None:
     await system.consuming()
 
 
+SHARED = [queue for service, queue in SIGNS.items() if service != "tool-gateway"]
+"""Queues that every process of their service consumes; of one of a shard the broker counts the gateway alone that is served."""
+
+
+@asynccontextmanager
+async def second_set(system: Harmed, client: Client) -> AsyncIterator[ServiceSet]:
+    """Another process of each service, which takes its part in the work."""
+    others = ServiceSet(system.environment, system.project / "other-logs")
+    others.start(keep_alive=False)
+    try:
+        async with asyncio.timeout(BOUND):
+            while min(consumers for _, consumers in (await client.bus.depths(SHARED)).values()) < 2:
+                await asyncio.sleep(0.1)
+        yield others
+    finally:
+        await asyncio.to_thread(others.stop)
+
+
 @pytest.mark.timeout(600)
 async def test_a_run_goes_on_when_the_broker_took_a_frozen_process_for_dead(system: Harmed, client: Client) -> None:
     """Its connections are ended and its messages handed to a second instance; when it goes on it knows of neither."""
@@ -61,17 +82,28 @@ async def test_a_run_goes_on_when_the_broker_took_a_frozen_process_for_dead(syst
         finally:
             system.resume(service)
 
-    others = ServiceSet(system.environment, system.project / "other-logs")
-    others.start(keep_alive=False)
-    try:
-        await start_anew(system, HEARTBEAT)
-        for service in SERVICES:
-            await survives(system, client, f"given-up-{service}", lambda: given_up(service))  # noqa: B023 - waited for right here
+    async with second_set(system, client) as others:
+        try:
+            await start_anew(system, HEARTBEAT)
+            for service in SERVICES:
+                await survives(system, client, f"given-up-{service}", lambda: given_up(service))  # noqa: B023 - waited for right here
+        finally:
+            await start_anew(system, "8")
         fell = [f"{process.name} {process.exit_status}:\n{process.last_words(40)}" for process in others.processes if process.pid is None]
         assert not fell, "\n\n".join(fell)
-    finally:
-        await asyncio.to_thread(others.stop)
-        await start_anew(system, "8")
+
+
+async def test_a_run_goes_on_by_one_of_two_when_the_other_is_killed(system: Harmed, client: Client) -> None:
+    """Nobody starts it again. Gateways, whose requests are asked for again, are killed elsewhere (tests/e2e/test_chaos.py)."""
+    async with second_set(system, client) as others:
+        for service in ("admission", "sheet-writer", "receipt-store", "row-executor"):
+
+            async def killed(process: ServiceProcess = others[service]) -> None:
+                process.signal(signal.SIGKILL)
+                await asyncio.to_thread(process.wait, 10)
+
+            await survives(system, client, f"alone-{service}", killed)
+        assert [process.name for process in others.processes if process.pid is not None] == ["tool-gateway"]
 
 
 @pytest.mark.parametrize("service", SERVICES)
