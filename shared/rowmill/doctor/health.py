@@ -71,6 +71,8 @@ async def look(broker_url: str, database_url: str, control: Control | None = Non
     await asyncio.gather(
         _look_at_broker(health, broker_url, control, _start("broker", own)), _look_at_database(health, database_url, _start("database", own))
     )
+    if health.unfinished == 0 and any(queue.unacknowledged or queue.suspects for queue in health.queues):
+        await _look_at_database(health, database_url, _start("database", own))  # they may be of a run that has begun meanwhile
     judge(health)
     return health
 
