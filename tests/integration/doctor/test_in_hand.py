@@ -88,10 +88,12 @@ def of(looked: InHandLooked, queue: str = EXECUTOR_ADVANCE) -> QueueInHand:
 async def test_a_handler_that_hangs_is_found_once_its_message_is_past_its_deadline_and_not_before(
     broker_url: str, connection: aio_pika.abc.AbstractConnection
 ) -> None:
-    worker = Worker(broker_url)
-    async with worker.working(EXECUTOR_ADVANCE, deadline=SOON) as bus, Worker(broker_url).working(EXECUTOR_KEYS, deadline=LATE):
+    """What another has in hand rightly, a suspect, is told and not found."""
+    worker, other = Worker(broker_url), Worker(broker_url)
+    async with worker.working(EXECUTOR_ADVANCE, deadline=SOON) as bus, other.working(EXECUTOR_KEYS, deadline=LATE):
+        await bus.publish(AdvanceRun(run_id="works"), suspect(EXECUTOR_KEYS))
+        await other.has(1)
         await bus.publish(AdvanceRun(run_id="hangs"), EXECUTOR_ADVANCE, message_id="m1")
-        await bus.publish(AdvanceRun(run_id="works"), EXECUTOR_KEYS)
         await worker.has(1)
         async with asyncio.timeout(BOUND):
             while not (looked := await asked(connection, EXECUTOR_ADVANCE, EXECUTOR_KEYS)).findings:
@@ -104,7 +106,8 @@ async def test_a_handler_that_hangs_is_found_once_its_message_is_past_its_deadli
         said = f"A message of {EXECUTOR_ADVANCE}, AdvanceRun.v1 (id m1, run hangs), has been in hand of row-executor (process {bus.process_id}, "
         assert (finding.check, finding.problem.startswith(said)) == ("in hand", True)
         assert finding.problem.endswith(f" for {oldest} s; at most {SOON} s is right.")
-        assert of(looked, EXECUTOR_KEYS).messages == 1
+        held = of(looked, suspect(EXECUTOR_KEYS))
+        assert (held.messages, held.deadline, held.consumed) == (1, LATE, False)
         worker.let.set()
         await until(lambda: worker.over == 1)
         async with asyncio.timeout(BOUND):
