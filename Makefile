@@ -8,9 +8,11 @@ ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-# Whole systems, and tests that kill, cut and fill what they stand on, two at a time, the files that take long first; the others wait for servers most of
-# their time, and do so three at a time.
-ALONE := tests/integration/dead_letters tests/integration/poison tests/integration/faults tests/e2e
+# Whole systems, and tests that kill, cut and fill what they stand on, two at a time; the others wait for servers part of their time, and are run three
+# at a time. Files go as they are named here, then by name: those with one long test come early, and short ones (tests/unit, poison) last, so that no
+# processor is idle at the end.
+ALONE := tests/integration/faults tests/e2e tests/integration/dead_letters tests/integration/poison
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install packages demo test test-long check bench schemas lock clean
@@ -25,8 +27,8 @@ demo: install ## Run the example from a CSV to enriched rows, on servers of its 
 
 test: install packages ## Run the tests (ARGS="tests/unit -k name" for some)
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/pytest -m "not long" -n 3 --dist loadfile tests $(ALONE:%=--ignore=%)
-	$(BIN)/pytest -m "not long" -n 2 --dist loadfile $(ALONE)
+	$(BIN)/pytest -m "not long" -n 3 $(BY_FILE) tests $(ALONE:%=--ignore=%)
+	$(BIN)/pytest -m "not long" -n 2 $(BY_FILE) $(ALONE)
 else
 	$(BIN)/pytest -m "not long" $(ARGS)
 endif
