@@ -1,6 +1,6 @@
 """Real servers for the tests in tests/integration and tests/e2e. Unit tests use none of this.
 
-- `broker_url`, `database_url`: a virtual host and a database of the test module's own, dropped at its end.
+- `broker_url`, `database_url`: an emptied virtual host, and a database of the test module's own, dropped at its end.
 - `servers`: the session's shared pair behind them. Nobody stops, kills or freezes these.
 - `own_servers`: a pair for tests that do; running anew at the start of each test.
 
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from tests.pairs import private_pair
+from tests.vhosts import Vhosts, vhosts_of
 
 from rowmill.dev import ServerSet, private_servers
 from rowmill.dev.external import ExternalBroker, ExternalDatabase
@@ -52,15 +53,19 @@ def servers() -> Iterator[ServerSet]:
             yield found
 
 
+@pytest.fixture(scope="session")
+def _vhosts(servers: ServerSet) -> Iterator[Vhosts]:
+    with vhosts_of(servers.broker) as vhosts:
+        yield vhosts
+
+
 @pytest.fixture(scope="module")
-def broker_url(servers: ServerSet, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A virtual host of this test module's own (of a broker that is not ours: the one that its URL names)."""
+def broker_url(servers: ServerSet, request: pytest.FixtureRequest) -> str:
+    """A virtual host in which nothing is left of other test modules (of a broker that is not ours: the one that its URL names)."""
     if servers.broker.kind == "external":
-        yield servers.broker.url
-        return
-    name = _name_for(request)
-    yield servers.broker.add_vhost(name)
-    servers.broker.drop_vhost(name)
+        return servers.broker.url
+    vhosts: Vhosts = request.getfixturevalue("_vhosts")
+    return vhosts.empty_one()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,92 @@
+"""The virtual host of a test session: made once, emptied for each module that asks for one.
+
+To make one with its queues takes 2.5 s of a processor, to empty it 0.15 s. One that cannot be emptied (somebody still consumes there, a queue stands
+with other arguments) is given up for a new one, so that no module can harm another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+
+from aiormq.abc import AbstractChannel
+
+from rowmill.dev.nodes import BrokerNode
+from rowmill.runtime.declaring import declare
+from rowmill.runtime.transport import ANSWER_SECONDS, TRANSPORT_ERRORS, broker_version, close, connect
+from rowmill_contracts.topology import DELAYS, delay_queue, topology
+
+SCALES = (1.0, 0.3, 0.2, 0.1, 0.05)
+"""By what tests shorten durations: the delay queues of each have names of their own, and all of them would get what is to be delayed."""
+
+_numbers = count(1)
+
+
+class Vhosts:
+    """Those of one session at its broker, one at a time. Its calls block."""
+
+    def __init__(self, broker: BrokerNode) -> None:
+        self._broker = broker
+        self._made: dict[str, str] = {}
+
+    def empty_one(self) -> str:
+        """The URL of a virtual host without a message, a consumer, or a binding."""
+        if self._made:
+            last = list(self._made.values())[-1]
+            with ThreadPoolExecutor(max_workers=1) as beside:  # a loop may be running here
+                if beside.submit(asyncio.run, _emptied(last)).result():
+                    return last
+        name = f"tests_{os.getpid()}_{next(_numbers)}"
+        self._made[name] = self._broker.add_vhost(name)
+        return self._made[name]
+
+    def drop(self) -> None:
+        for name in self._made:
+            self._broker.drop_vhost(name)
+
+
+@contextmanager
+def vhosts_of(broker: BrokerNode) -> Iterator[Vhosts]:
+    vhosts = Vhosts(broker)
+    try:
+        yield vhosts
+    finally:
+        vhosts.drop()
+
+
+async def _emptied(url: str) -> bool:
+    exchanges, queues = topology(SCALES[-1])
+    try:
+        connection = await connect(url, name="emptying", heartbeat=10, timeout=ANSWER_SECONDS)
+        try:
+            await declare(connection, exchanges, queues, broker_version(connection))  # what a test has deleted cannot be looked at
+            channel = await (await connection.channel(publisher_confirms=False)).get_underlay_channel()
+            for exchange in exchanges:
+                await channel.exchange_delete(exchange.name)  # with its bindings, those of queues that we do not know as well
+            delays = {delay_queue(name, max(1, int(ttl * scale))).name for name, ttl in DELAYS.items() for scale in SCALES}
+            for name in delays:
+                await channel.queue_delete(name)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await _purge(channel, [queue.name for queue in queues if queue.name not in delays])
+        finally:
+            await close(connection)
+    except TRANSPORT_ERRORS:
+        return False
+    return True
+
+
+async def _purge(channel: AbstractChannel, queues: list[str]) -> None:
+    """Return when all of them are empty and nobody consumes them: what a consumer holds comes back when it leaves."""
+    while left := [name for name in queues if await _used(channel, name)]:
+        for name in left:
+            await channel.queue_purge(name)
+        await asyncio.sleep(0.02)
+
+
+async def _used(channel: AbstractChannel, name: str) -> bool:
+    found = await channel.queue_declare(name, passive=True)
+    return bool(found.message_count or found.consumer_count)
