@@ -24,6 +24,7 @@ from rowmill import registry
 from rowmill.client import Client, Job
 from rowmill.client.reading import SheetReader
 from rowmill.dev import ServerSet
+from rowmill.dev.rabbitmq import PrivateRabbitMQ
 from rowmill.dev.services import ServiceSet
 from rowmill.dev.working_set import missing_services
 from rowmill.doctor.auditing import audit, charged_by
@@ -350,13 +351,12 @@ class Stage:
             assert not died, f"dead letters: {died}"
 
     async def _unacknowledged(self) -> dict[str, int]:
-        control = getattr(self._servers.broker, "control", None)
-        if control is None:
+        broker = self._servers.broker
+        if not isinstance(broker, PrivateRabbitMQ):
             return {}  # a broker that is not ours: its clients cannot ask it
         vhost = unquote(urlsplit(self.broker_url).path.removeprefix("/")) or "/"
-        listed = await asyncio.to_thread(control, "list_queues", "-q", "-p", vhost, "name", "messages_unacknowledged", "--no-table-headers")
-        held = (line.rsplit("\t", 1) for line in listed.splitlines() if "\t" in line)
-        return {name: int(number) for name, number in held if int(number) and not name.startswith(("replies.", "listen."))}
+        held = await asyncio.to_thread(broker.unacknowledged, vhost)
+        return {name: number for name, number in held.items() if number and not name.startswith(("replies.", "listen."))}
 
 
 def assert_rows(read: Sequence[ReadRow], rows: Sequence[dict[str, str]]) -> None:

@@ -33,6 +33,12 @@ _ADVANCED = "[{rabbit, [{quorum_tick_interval, 1000}]}].\n"
 # Erlang's distribution would listen on every address otherwise, in the node and in each rabbitmqctl.
 _LOOPBACK_ONLY = "-kernel inet_dist_use_interface {127,0,0,1}"
 
+_UNACKNOWLEDGED = f"""
+Queues = rpc:call('{_NODE_NAME}', rabbit_amqqueue, info_all, [list_to_binary(os:getenv("ROWMILL_VHOST")), [name, messages_unacknowledged]]),
+lists:foreach(fun([{{name, {{resource, _, queue, Name}}}}, {{messages_unacknowledged, Held}}]) -> io:format("~ts\\t~w~n", [Name, Held]) end, Queues),
+halt().
+"""
+
 
 def scripts_folder() -> Path | None:
     """Where the package keeps `rabbitmq-server` and `rabbitmqctl` themselves; None if it is not installed."""
@@ -142,6 +148,18 @@ class PrivateRabbitMQ:
         if done.returncode != 0:
             raise ServersUnavailable(f"rabbitmqctl {arguments[0]} failed: {' '.join((done.stderr or done.stdout).split())}")
         return done.stdout
+
+    def unacknowledged(self, vhost: str) -> dict[str, int]:
+        """What consumers hold of each queue, at most a second old. Takes a third of the time of `control`, which loads all of rabbitmqctl first."""
+        account = processes.account_for("rabbitmq")
+        argv = ["erl", "-noinput", "-hidden", "-start_epmd", "false", "-sname", f"asks-{secrets.token_hex(8)}@localhost"]
+        argv += [*_LOOPBACK_ONLY.split(), "-eval", _UNACKNOWLEDGED]
+        environment = {**self._environment(self._record()), "ROWMILL_VHOST": vhost, "ERL_CRASH_DUMP_BYTES": "0"}
+        done = processes.run_as(account, argv, env=environment, folder=self.folder)
+        if done.returncode != 0:
+            raise ServersUnavailable(f"the broker did not say what its consumers hold: {' '.join((done.stderr or done.stdout).split())[:500]}")
+        lines = (line.rsplit("\t", 1) for line in done.stdout.splitlines())
+        return {name: int(held) for name, held in lines}
 
     def sync_new_queues(self) -> None:
         """Have the node write the names of newly declared quorum queues to disk now rather than within half a second.
