@@ -27,10 +27,11 @@ _numbers = count(1)
 
 
 class Vhosts:
-    """Those of one session at its broker, one at a time. Its calls block."""
+    """Those of one session at its broker, one at a time. Its calls block. ``patience``: seconds for which one may take to become empty."""
 
-    def __init__(self, broker: BrokerNode) -> None:
+    def __init__(self, broker: BrokerNode, patience: float) -> None:
         self._broker = broker
+        self._patience = patience
         self._made: dict[str, str] = {}
 
     def empty_one(self) -> str:
@@ -38,7 +39,7 @@ class Vhosts:
         if self._made:
             last = list(self._made.values())[-1]
             with ThreadPoolExecutor(max_workers=1) as beside:  # a loop may be running here
-                if beside.submit(asyncio.run, _emptied(last)).result():
+                if beside.submit(asyncio.run, _emptied(last, self._patience)).result():
                     return last
         name = f"tests_{os.getpid()}_{next(_numbers)}"
         self._made[name] = self._broker.add_vhost(name)
@@ -50,15 +51,15 @@ class Vhosts:
 
 
 @contextmanager
-def vhosts_of(broker: BrokerNode) -> Iterator[Vhosts]:
-    vhosts = Vhosts(broker)
+def vhosts_of(broker: BrokerNode, patience: float = ANSWER_SECONDS) -> Iterator[Vhosts]:
+    vhosts = Vhosts(broker, patience)
     try:
         yield vhosts
     finally:
         vhosts.drop()
 
 
-async def _emptied(url: str) -> bool:
+async def _emptied(url: str, patience: float) -> bool:
     exchanges, queues = topology(SCALES[-1])
     try:
         connection = await connect(url, name="emptying", heartbeat=10, timeout=ANSWER_SECONDS)
@@ -70,7 +71,7 @@ async def _emptied(url: str) -> bool:
             delays = {delay_queue(name, max(1, int(ttl * scale))).name for name, ttl in DELAYS.items() for scale in SCALES}
             for name in delays:
                 await channel.queue_delete(name)
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(patience):
                 await _purge(channel, [queue.name for queue in queues if queue.name not in delays])
         finally:
             await close(connection)

@@ -16,12 +16,19 @@ import aio_pika
 import asyncpg
 import psutil
 import pytest
+from tests.vhosts import vhosts_of
 
-from rowmill.dev import Servers, databases
+from rowmill.dev import Servers, ServerSet, databases
 from rowmill.dev.ports import LOOPBACK
 from rowmill.dev.private import PrivateServers
 from rowmill.dev.processes import ProcessMark, alive
+from rowmill.dev.rabbitmq import PrivateRabbitMQ
 from rowmill.errors import ServersUnavailable
+from rowmill.runtime.bus import Bus
+from rowmill.runtime.deliveries import Delivery
+from rowmill.runtime.settings import ServiceSettings
+from rowmill_contracts import topology
+from rowmill_contracts.run_questions import GetRun
 
 pytestmark = pytest.mark.servers
 
@@ -35,15 +42,43 @@ async def test_each_module_gets_an_empty_database_of_its_own(database_url: str) 
         await connection.close()
 
 
-async def test_each_module_gets_a_virtual_host_of_its_own(broker_url: str) -> None:
-    connection = await aio_pika.connect(broker_url)
-    async with connection:
+async def test_each_module_gets_an_emptied_virtual_host(servers: ServerSet) -> None:
+    async def handled(_: Delivery) -> None:
+        raise AssertionError("there is nothing to handle")
+
+    with vhosts_of(servers.broker, patience=0.5) as vhosts:
+        url = vhosts.empty_one()
+        settings = ServiceSettings(broker_url=url, time_scale=0.05)
+        async with Bus(settings, service="before") as bus, await aio_pika.connect(url) as connection:
+            channel = await connection.channel()
+            strange = await channel.declare_queue("strange", durable=True)
+            await strange.bind(topology.EXCHANGE, topology.ADMISSION_ASKS)
+            await bus.publish(GetRun(run_id="before"), topology.ADMISSION_ASKS)
+
+        assert await asyncio.to_thread(vhosts.empty_one) == url
+
+        async with Bus(settings, service="after") as bus:
+            assert await bus.depths([topology.ADMISSION_ASKS, "strange"]) == {topology.ADMISSION_ASKS: (0, 0), "strange": (1, 0)}
+            await bus.publish(GetRun(run_id="after"), topology.ADMISSION_ASKS)
+            assert await bus.depths([topology.ADMISSION_ASKS, "strange"]) == {topology.ADMISSION_ASKS: (1, 0), "strange": (1, 0)}
+            await bus.consume(topology.EXECUTOR_KEYS, handled)
+            assert await asyncio.to_thread(vhosts.empty_one) != url, "somebody still consumes there"
+
+
+async def test_what_consumers_hold_is_told(servers: ServerSet, broker_url: str) -> None:
+    assert isinstance(servers.broker, PrivateRabbitMQ)
+    async with await aio_pika.connect(broker_url) as connection:
         channel = await connection.channel()
         queue = await channel.declare_queue("hello", durable=True, arguments={"x-queue-type": "quorum"})
-        await channel.default_exchange.publish(aio_pika.Message(b"hi"), routing_key=queue.name)
+        for body in (b"hi", b"hello"):
+            await channel.default_exchange.publish(aio_pika.Message(body), routing_key=queue.name)
         message = await queue.get(timeout=5)
         assert message.body == b"hi"
+        async with asyncio.timeout(30):
+            while (await asyncio.to_thread(servers.broker.unacknowledged, urlsplit(broker_url).path[1:]))["hello"] != 1:
+                await asyncio.sleep(0.1)
         await message.ack()
+        await queue.delete(if_unused=False, if_empty=False)
 
 
 async def test_what_was_acknowledged_survives_a_kill_of_both_servers(own_servers: PrivateServers) -> None:
