@@ -55,7 +55,7 @@ BOUND = 120.0
 FULL_SIZE = {"ROWMILL_PAGE_GATHER": str(0.005 / SCALE), "ROWMILL_CLAIM_AHEAD": str(0.1 / SCALE), "ROWMILL_HAND": str(2.5 / SCALE)}
 """Durations that are about throughput, not about waiting: at a twentieth, calls that a slow machine keeps waiting would be parked all the time."""
 
-LOOKS = {"ROWMILL_WATCH_INTERVAL": "20", "ROWMILL_SUSPECT_POLL": "10", "ROWMILL_FEEDER_LOOK": "5", "ROWMILL_WAIT_POLL": "1"}
+LOOKS = {"ROWMILL_WATCH_INTERVAL": "20", "ROWMILL_FEEDER_LOOK": "5", "ROWMILL_WAIT_POLL": "1"}
 """How often services look whether anything is wrong or due: at a twentieth, five idle ones and their servers took a third of a processor."""
 
 PROJECT_FILE = """
@@ -340,7 +340,7 @@ class Stage:
             quiet, stored = 0, False
             try:
                 async with asyncio.timeout(BOUND / 2):
-                    while quiet < 2 or not stored:  # what the broker says of messages in hand may be a second old: a run that began just now has none
+                    while quiet < 2 or not stored:  # one look passes over queues one after the other, and may miss what moves on meanwhile
                         left = {name: ready for name, (ready, _) in (await bus.depths(names)).items() if ready} or await self._unacknowledged()
                         quiet = 0 if left.keys() - {RECEIPTS_SETTLE} else quiet + 1
                         stored = quiet > 0 and (stored or not left)  # gateways go on renewing their lanes there: it is empty now and again

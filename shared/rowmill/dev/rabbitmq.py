@@ -33,10 +33,16 @@ _ADVANCED = "[{rabbit, [{quorum_tick_interval, 1000}]}].\n"
 # Erlang's distribution would listen on every address otherwise, in the node and in each rabbitmqctl.
 _LOOPBACK_ONLY = "-kernel inet_dist_use_interface {127,0,0,1}"
 
-_UNACKNOWLEDGED = f"""
-Queues = rpc:call('{_NODE_NAME}', rabbit_amqqueue, info_all, [list_to_binary(os:getenv("ROWMILL_VHOST")), [name, messages_unacknowledged]]),
-lists:foreach(fun([{{name, {{resource, _, queue, Name}}}}, {{messages_unacknowledged, Held}}]) -> io:format("~ts\\t~w~n", [Name, Held]) end, Queues),
-halt().
+# Asks each quorum queue's own state: `messages_unacknowledged`, which `rabbitmqctl` tells, was noted at its last tick. Evaluated in the node.
+_HELD = """
+[{element(4, amqqueue:get_name(Queue)), Held} || Queue <- rabbit_amqqueue:list(VHost), amqqueue:is_quorum(Queue),
+ {ok, {_, Held}, _} <- [{ok, {_, _}, _} = ra:leader_query(amqqueue:get_pid(Queue), fun rabbit_fifo:query_messages_checked_out/1, 30000)]].
+"""
+_TELL_HELD = f"""
+{{ok, Tokens, _}} = erl_scan:string(os:getenv("ROWMILL_HELD")), {{ok, Parsed}} = erl_parse:parse_exprs(Tokens),
+VHost = list_to_binary(os:getenv("ROWMILL_VHOST")),
+{{value, Queues, _}} = rpc:call('{_NODE_NAME}', erl_eval, exprs, [Parsed, [{{'VHost', VHost}}]]),
+[io:format("~ts\\t~w~n", [Name, Held]) || {{Name, Held}} <- Queues], halt().
 """
 
 
@@ -150,11 +156,11 @@ class PrivateRabbitMQ:
         return done.stdout
 
     def unacknowledged(self, vhost: str) -> dict[str, int]:
-        """What consumers hold of each queue, at most a second old. Takes a third of the time of `control`, which loads all of rabbitmqctl first."""
+        """How many messages consumers hold now of each quorum queue. A third of what `control` takes, which loads all of rabbitmqctl first."""
         account = processes.account_for("rabbitmq")
         argv = ["erl", "-noinput", "-hidden", "-start_epmd", "false", "-sname", f"asks-{secrets.token_hex(8)}@localhost"]
-        argv += [*_LOOPBACK_ONLY.split(), "-eval", _UNACKNOWLEDGED]
-        environment = {**self._environment(self._record()), "ROWMILL_VHOST": vhost, "ERL_CRASH_DUMP_BYTES": "0"}
+        argv += [*_LOOPBACK_ONLY.split(), "-eval", _TELL_HELD]
+        environment = {**self._environment(self._record()), "ROWMILL_VHOST": vhost, "ROWMILL_HELD": _HELD, "ERL_CRASH_DUMP_BYTES": "0"}
         done = processes.run_as(account, argv, env=environment, folder=self.folder)
         if done.returncode != 0:
             raise ServersUnavailable(f"the broker did not say what its consumers hold: {' '.join((done.stderr or done.stdout).split())[:500]}")
