@@ -84,8 +84,10 @@ async def test_rows_wait_for_a_provider_that_says_when_to_come_back(system: Stag
         await parked.bind("rowmill", ADMISSION_PARKED)  # a copy of what tells admission that rows wait
         job = await client.start(system.play(), leads=rows)
         await job.wait()
-        told = await parked.get()
-    assert json.loads(told.body)["run_id"] == job.run_id
+        told = []
+        while (message := await parked.get(fail=False)) is not None:  # gateways call rows back there, too
+            told.append(json.loads(message.body))
+    assert job.run_id in {each.get("run_id") for each in told}
 
     summary = await system.audit(client, job, rows)
     assert (summary.counts.completed, summary.counts.failed) == (200, 0)
