@@ -120,8 +120,8 @@ class LaneView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A lane as the gateway sees it at this moment.
 
     ``held``: the gateway has the lane's shard, which is the right to spend. ``closed_seconds``: until it sends again. ``unavailable_seconds``: for
-    how long the provider has not served. ``probing``: it did not serve several times in a row, and one request at a time finds out whether it does
-    again. ``permits``: requests that its rate allows within the next second, None where it has none. ``in_flight``: requests open now, of
+    how long the provider has not served. ``probing``: it was unreachable, and one request at a time finds out whether it is back.
+    ``permits``: requests that its rate allows within the next second, None where it has none. ``in_flight``: requests open now, of
     ``concurrency`` at most. ``waiting``: calls in hand whose request is not open. ``oldest_asked``: when the first of them was first asked for, in
     seconds since the epoch. ``why``: the code of the failure for which the provider does not serve, such as ``http_503``; empty where it serves, or
     where this gateway has not seen one itself.

@@ -48,12 +48,11 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Try again in ``after`` seconds. ``charged``: this try may have cost something. ``counts``: it was one of those that the call has."""
+    """Try again in ``after`` seconds. ``charged``: this try may have cost something."""
 
     after: float
     failure: ToolFailure
     charged: bool
-    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +139,6 @@ BY_STATUS: Final[Mapping[int, Rule]] = {
     429: Rule(Follow.WAIT, "rate_limited", "http_429", charged=False),
 }
 
-UNAVAILABLE: Final = frozenset({502, 503, 504})
-"""What a provider, or who stands before it, says when it does not serve at present, whatever is asked (RFC 9110, 15.6)."""
-
 PAYMENT = BY_STATUS[402]
 PAYMENT_WORDS: Final = (
     b"insufficient_quota",
@@ -191,28 +187,11 @@ class RetryPolicy:
         return min(self.limit, self.first * 2.0 ** min(attempt - 1, 30)) * (0.5 + jitter / 2)
 
 
-def unavailable(seen: Observation) -> bool:
-    """Whether the provider says that it does not serve at present."""
-    return seen.kind == "answered" and seen.status in UNAVAILABLE and not seen.says_payment
-
-
 def decide(
-    seen: Observation,
-    *,
-    tool: str,
-    provider: str,
-    effect: Effect,
-    retry_5xx: bool,
-    attempt: int,
-    policy: RetryPolicy,
-    jitter: float,
-    probing: bool = False,
+    seen: Observation, *, tool: str, provider: str, effect: Effect, retry_5xx: bool, attempt: int, policy: RetryPolicy, jitter: float
 ) -> Decision:
-    """What follows for a call whose try number ``attempt`` (from 1) ended like this. ``jitter``: from 0 to 1. ``probing``: it found out whether the
-    provider serves again; that it does not is no try of the call.
-    """
+    """What follows for a call whose try number ``attempt`` (from 1) ended like this. ``jitter``: from 0 to 1."""
     rule = rule_for(seen)
-    counts = not (probing and unavailable(seen))
     may_repeat = {
         Follow.REPEAT: effect != "non_idempotent",
         Follow.REPEAT_5XX: retry_5xx,
@@ -242,8 +221,8 @@ def decide(
             return Refresh(failure)
         case Follow.REOPEN if attempt >= policy.attempts:
             return Defer(seen.retry_after, failure)
-    if may_repeat and (attempt < policy.attempts or not counts):
-        return Retry(max(policy.wait(attempt, jitter), seen.retry_after or 0.0), failure, rule.charged, counts)
+    if may_repeat and attempt < policy.attempts:
+        return Retry(max(policy.wait(attempt, jitter), seen.retry_after or 0.0), failure, rule.charged)
     if effect == "non_idempotent" and not may_repeat and (rule.follow in {Follow.REPEAT, Follow.REPEAT_5XX} or seen.kind == "crashed"):
         return OutcomeUnknown(failure)
     return Fail(failure, rule.charged)

@@ -21,7 +21,7 @@ SMOOTHING: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ProbePolicy:
-    """After how many requests in a row that it did not serve a provider is probed, and the waits between probes in seconds."""
+    """When a provider counts as unreachable, and the waits between probes in seconds."""
 
     after: int
     first: float
@@ -31,7 +31,7 @@ class ProbePolicy:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What a lane has learned of its provider, and whoever has the lane next must know. ``closed_until`` and ``away_since``: by this process's
-    clock. ``missed``: how often in a row the provider did not serve, if so often that one request at a time finds out; else 0.
+    clock. ``missed``: how often in a row the provider could not be reached, if so often that one request at a time finds out; else 0.
     """
 
     closed_until: float = float("-inf")
@@ -90,7 +90,7 @@ class Lane:
 
     @property
     def probing(self) -> bool:
-        """The provider did not serve several times in a row; one request at a time finds out whether it does again."""
+        """The provider was unreachable; one request at a time finds out whether it is back."""
         return self._missed >= self._probes.after
 
     @property
@@ -169,7 +169,7 @@ class Lane:
             self._duration += SMOOTHING * (max(seconds, 0.0005) - self._duration)
 
     def reached(self) -> None:
-        """The provider answered, and not that it does not serve."""
+        """The provider answered, whatever it said."""
         self._missed = 0
 
     def served(self, now: float) -> None:
@@ -204,13 +204,9 @@ class Lane:
         return None if self.unavailable_since is None else now - self.unavailable_since
 
     def missed(self, now: float, jitter: float) -> None:
-        """The provider was not reached, or said that it does not serve. After several in a row the lane closes between probes; what comes while it is
-        closed was sent before, and says nothing new. ``jitter``: from 0 to 1.
-        """
-        self._refused(now)
-        if self.probing and now < self.closed_until:
-            return
+        """A connection never opened. After several in a row the lane closes between probes. ``jitter``: from 0 to 1."""
         self._missed += 1
+        self._refused(now)
         beyond = self._missed - self._probes.after
         if beyond >= 0:
             wait = min(self._probes.limit, self._probes.first * 2.0 ** min(beyond, 30))

@@ -75,9 +75,7 @@ class ToolGatewaySettings(ServiceSettings):
     """Receipts in one request to the receipt-store at most (SPEC 3.2)."""
 
     unreachable_after: Annotated[int, Field(ge=1)] = 5
-    """Connections in a row that never opened, or answers that the provider does not serve (502, 503, 504), after which a lane sends one probe at
-    a time.
-    """
+    """Connections in a row that never opened, after which a lane sends one probe at a time."""
 
     probe_first: Seconds = 1.0
     probe_limit: Seconds = 30.0

@@ -28,7 +28,6 @@ from rowmill_tool_gateway.failures import (
     Retry,
     RetryPolicy,
     decide,
-    unavailable,
 )
 from rowmill_tool_gateway.flights import Flight, Stage
 from rowmill_tool_gateway.hand import Hand
@@ -127,7 +126,6 @@ class Settler:
             attempt=self._tries.get((flight.key, flight.payer_run), 0) + 1,
             policy=self._policy,
             jitter=self._random(),
-            probing=flight.lane.probing,
         )
 
     def _count(self, flight: Flight, decision: Decision | None) -> None:
@@ -135,18 +133,18 @@ class Settler:
             return
         call = (flight.key, flight.payer_run)
         tries = self._tries.pop(call, 0)
-        if isinstance(decision, Retry) and decision.counts:
+        if isinstance(decision, Retry):
             if len(self._tries) >= KEPT_TRIES:
                 del self._tries[next(iter(self._tries))]
             self._tries[call] = tries + 1
-        elif tries and (isinstance(decision, Retry | Refresh | Halt) or (isinstance(decision, Defer) and decision.failure.status is not None)):
+        elif tries and (isinstance(decision, Refresh | Halt) or (isinstance(decision, Defer) and decision.failure.status is not None)):
             self._tries[call] = tries  # the provider sent it away, which is no try, and ends no count of them
 
     def _tell_lane(self, lane: Lane, endings: list[Ended], decisions: list[Decision | None], weight: float) -> None:
         """What one request says about its provider holds for all calls of the lane."""
         now = self._clock.monotonic()
         kinds = {"result" if isinstance(ended, Result) else ended.kind for ended in endings}
-        if kinds <= {"never_opened"} or all(isinstance(ended, Observation) and unavailable(ended) for ended in endings):
+        if kinds <= {"never_opened"}:
             lane.missed(now, self._random())
             lane.why = next((decision.failure.code for decision in decisions if decision is not None), "")
         elif kinds - {"never_opened", "misdefined", "no_answer"}:

@@ -61,7 +61,7 @@ def _open(lane: LaneView) -> str:
         until = datetime.fromtimestamp(datetime.now(UTC).timestamp() + lane.closed_seconds, UTC).isoformat(timespec="seconds")
         return f"closed for {lane.closed_seconds:.0f} s, until {until}"
     if lane.probing:
-        return "does not serve, one probe at a time"
+        return "unreachable, one probe at a time"
     return "open" if lane.unavailable_seconds is None else f"not serving for {lane.unavailable_seconds:.0f} s"
 
 

@@ -133,16 +133,6 @@ def test_after_five_misses_one_probe_at_a_time_with_growing_waits() -> None:
     assert unreachable.slots == 10
 
 
-def test_what_was_sent_before_a_lane_closed_says_nothing_new() -> None:
-    """A provider that was away for a moment was not asked for half a minute, since all that was under way counted as probes."""
-    unavailable = lane(concurrency=50)
-    for _ in range(50):
-        unavailable.missed(0.0, 1.0)
-    assert unavailable.closed_until == 1.0
-    unavailable.missed(1.0, 1.0)
-    assert unavailable.closed_until == 3.0
-
-
 def test_claims_keep_just_ahead_of_what_can_be_sent() -> None:
     busy = lane(concurrency=10)
     assert busy.claim_room(0.0, 0.05) == 20
