@@ -71,6 +71,8 @@ class Lane:
         self._probes = probes
         self._throttle = Throttle(recovery)
         self._missed = 0
+        self._finds_out = False
+        """The newest request was sent to find out whether the provider is back, and not before it was unreachable."""
         self._duration = FIRST_GUESS
         self.weight = 1.0
         """Of the calls that wait elsewhere for it, as far as is known."""
@@ -159,6 +161,7 @@ class Lane:
         """A request is about to be sent."""
         self.in_flight += 1
         self.begun += 1
+        self._finds_out = self.probing
         if self.pace is not None:
             self.pace.begin(now)
 
@@ -204,9 +207,13 @@ class Lane:
         return None if self.unavailable_since is None else now - self.unavailable_since
 
     def missed(self, now: float, jitter: float) -> None:
-        """A connection never opened. After several in a row the lane closes between probes. ``jitter``: from 0 to 1."""
-        self._missed += 1
+        """A connection never opened. After several in a row the lane closes between probes; what was begun before says nothing new, and no probe is
+        sent until all of it has ended. ``jitter``: from 0 to 1.
+        """
         self._refused(now)
+        if self.probing and not self._finds_out:
+            return
+        self._missed += 1
         beyond = self._missed - self._probes.after
         if beyond >= 0:
             wait = min(self._probes.limit, self._probes.first * 2.0 ** min(beyond, 30))

@@ -207,6 +207,7 @@ async def test_what_is_confirmed_only_when_asked_again_is_sent_under_the_term_of
     assert len(rig.port.requests) == 1
 
 
+@pytest.mark.leaping
 async def test_who_waits_for_claims_of_its_own_run_is_told_so(rig: Rig) -> None:
     budgeted(rig, Limits(calls=2))
     provider = Hold(rig)

@@ -119,18 +119,38 @@ def test_a_closed_lane_claims_and_sends_nothing_until_it_opens() -> None:
     assert closed.may_send(10.0)
 
 
+def missed(unreachable: Lane, now: float) -> None:
+    """A request of its own."""
+    unreachable.opened(now)
+    unreachable.finished(0.1)
+    unreachable.missed(now, 1.0)
+
+
 def test_after_five_misses_one_probe_at_a_time_with_growing_waits() -> None:
     unreachable = lane()
     for _ in range(4):
-        unreachable.missed(0.0, 1.0)
+        missed(unreachable, 0.0)
     assert unreachable.may_send(0.0)
-    unreachable.missed(0.0, 1.0)
+    missed(unreachable, 0.0)
     assert unreachable.closed_until == 1.0
-    unreachable.missed(1.0, 1.0)
+    missed(unreachable, 1.0)
     assert unreachable.closed_until == 3.0
     assert unreachable.slots == 1
     unreachable.reached()
     assert unreachable.slots == 10
+
+
+def test_what_was_begun_before_a_lane_closed_says_nothing_new() -> None:
+    """A provider that was away for a moment was not asked for half a minute, since all connections that had been begun counted as probes."""
+    unreachable = lane(concurrency=50)
+    for _ in range(50):
+        unreachable.opened(0.0)
+    for at in range(50):
+        unreachable.finished(at / 2)
+        unreachable.missed(at / 2, 1.0)
+    assert unreachable.closed_until == 3.0, "a second after the fifth"
+    missed(unreachable, 25.0)
+    assert unreachable.closed_until == 27.0
 
 
 def test_claims_keep_just_ahead_of_what_can_be_sent() -> None:
