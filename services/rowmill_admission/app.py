@@ -84,7 +84,7 @@ class _Parts:
         charges = Charges(database, bus, clock, settings)
         self.postman = Postman(database, bus, charges.booked)
         rooms = Rooms(RoomLimits(settings.room_rows, settings.room_bytes))
-        self.desk = RoomDesk(rooms, database, poll=settings.room_poll, back_for=settings.back_for)
+        self.desk = RoomDesk(rooms, database, clock, poll=settings.room_poll, back_for=settings.back_for)
         sender = PageSender(bus, clock)
         tools = FeederTools(database, bus, sender, self.desk, self.postman, settings)
         self.feeders = Feeders(tools, bus.process_id)

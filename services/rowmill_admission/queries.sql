@@ -380,17 +380,18 @@ SELECT page, digests FROM pages WHERE dataset_seq = $1 AND page >= $2 ORDER BY p
 
 -- name: flights
 -- What every open dataset has at the executors, whoever feeds it. Not one to which the run's body has yet to come for a retry: its rows wait, and
--- would take the window from the datasets before it. Rows that were called back go before new ones until they are published, and for $1 seconds from then
--- for as long as any row is out: it may be one of them, and be sent back once more.
+-- would take the window from the datasets before it. Rows that were called back go before new ones until they are published, and for $1 seconds from when
+-- that was begun for as long as any row is out: it may be one of them, and be sent back once more.
 SELECT o.*, EXISTS (SELECT FROM waits w WHERE w.dataset_seq = o.dataset_seq AND w.called_back AND w.state <> 'released')
        OR o.sent - o.ended > o.waiting AND EXISTS (
            SELECT FROM waits w WHERE w.dataset_seq = o.dataset_seq AND w.called_back AND w.state = 'released'
-               AND w.released_at > clock_timestamp() - make_interval(secs => $1)) AS called_back
+               AND w.released_at > (SELECT clock_timestamp()) - make_interval(secs => $1)) AS called_back
 FROM (
     SELECT d.dataset_seq, d.run_id, r.org, d.run_window, d.sent, d.sent_bytes, d.completed + d.failed + d.cancelled AS ended,
            (SELECT count(*) FROM waits w WHERE w.dataset_seq = d.dataset_seq AND w.state = 'waiting') AS waiting
     FROM datasets d JOIN runs r ON r.run_id = d.run_id
     WHERE d.state = 'open' AND NOT d.reopened AND d.sent > d.completed + d.failed + d.cancelled
+    OFFSET 0  -- counted once
 ) o
 
 -- ==== waiting ==============================================================================================================================

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 
 import structlog
 
 from rowmill.errors import UnavailableError
+from rowmill.runtime.clock import Clock
 from rowmill.runtime.db import Database
 from rowmill_admission.cancelling import cancel_all
 from rowmill_admission.datasets import Dataset
@@ -22,14 +24,17 @@ class RoomDesk:
     ``poll``: seconds between two looks. ``back_for``: see `AdmissionSettings`.
     """
 
-    def __init__(self, rooms: Rooms, database: Database, *, poll: float, back_for: float) -> None:
+    def __init__(self, rooms: Rooms, database: Database, clock: Clock, *, poll: float, back_for: float) -> None:
         self._rooms = rooms
         self._database = database
+        self._clock = clock
         self._poll_seconds = poll
         self._back_for = back_for
         self._waiting: dict[int, asyncio.Future[bool]] = {}
         self._fed_here: set[int] = set()
         self._poller: asyncio.Task[None] | None = None
+        self._one_look = asyncio.Lock()
+        self._looked_at = -math.inf
 
     def enter(self, dataset: Dataset, org: str) -> None:
         """A feeder of this process begins."""
@@ -72,7 +77,7 @@ class RoomDesk:
         self._waiting[dataset_seq] = future
         try:
             flight = self._rooms.flight(dataset_seq)
-            if self._poller is None and flight is not None and flight.sent > flight.ended:
+            if flight is not None and flight.sent > flight.ended and self._clock.monotonic() > self._looked_at + 2 * self._poll_seconds:
                 await self.look()  # nobody did for a while, and rows of its run may have been called back since
             if not future.done():
                 self._rooms.ask(Ask(dataset_seq, page, rows, size))
@@ -103,8 +108,10 @@ class RoomDesk:
         self._give()
 
     async def look(self) -> None:
-        """Take over what the tables say now."""
-        self.refresh(await feeding.flights(self._database, self._back_for))
+        """Take over what the tables say now. One look after the other: the one that is over last is the newest."""
+        async with self._one_look:
+            self.refresh(await feeding.flights(self._database, self._back_for))
+            self._looked_at = self._clock.monotonic()
 
     def _give(self) -> None:
         if not self._rooms.asking:
@@ -127,6 +134,8 @@ class RoomDesk:
                     await self.look()
                 except UnavailableError as error:
                     log.warning("room_not_looked_for", error=str(error))
+                except Exception:  # whoever waits for room would wait for ever
+                    log.exception("room_not_looked_for")
         finally:
             self._poller = None
 

@@ -52,7 +52,7 @@ class AdmissionSettings(ServiceSettings):
     progress_interval: Seconds = 0.25
     """A dataset's progress is told at most this often."""
     back_for: Seconds = 15.0
-    """For how long after a row was called back and published new rows of its run wait while any row is out: it may be that one. Twice what a call may
+    """For how long after a row that was called back was due new rows of its run wait while any row is out: it may be that one. Twice what a call may
     stay in hand (7.5 s) before it is sent, or is back here.
     """
     wait_poll: Seconds = 0.25

@@ -212,7 +212,7 @@ async def digests(database: Database, dataset_seq: int) -> AsyncIterator[bytes]:
 
 
 async def flights(database: Database, back_for: float) -> list[StoredFlight]:
-    """Every open dataset with rows in flight. ``back_for``: seconds for which rows that were called back count as such after they were published."""
+    """Every open dataset with rows in flight. ``back_for``: seconds for which rows that were called back count as such once they were due."""
     return [
         StoredFlight(
             row["dataset_seq"],

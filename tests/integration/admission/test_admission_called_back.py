@@ -24,7 +24,7 @@ HOUR_MS = 3_600_000
 def settings(broker_url: str, database_url: str) -> AdmissionSettings:
     """Pages of 2 rows; 6 rows of a run in flight, 8 of all. A row that was called back may be sent back once more however late it is."""
     return AdmissionSettings(
-        broker_url=broker_url, database_url=database_url, time_scale=0.05, page_rows=2, run_room=6, room_rows=8, back_for=HOUR_MS
+        broker_url=broker_url, database_url=database_url, time_scale=0.05, page_rows=2, run_room=6, room_rows=8, back_for=100_000.0
     )
 
 

@@ -88,6 +88,30 @@ async def test_runs_take_turns_from_one_message_about_an_idle_provider_to_the_ne
     assert [came.count(seq) for seq in seqs] == [4, 4, 4]
 
 
+async def test_rows_that_were_called_back_long_ago_are_not_read_again(tables: Waits) -> None:
+    """What is out is looked up four times a second."""
+    database = tables.database
+    await database.execute(
+        "INSERT INTO runs (run_id, identity, org, play, state, input, inputs, options)"
+        " SELECT 'run' || n, '', 'o', 'p', 'running', '{}', '[]', '{}' FROM generate_series(1, 50) n"
+    )
+    await database.execute(
+        "INSERT INTO datasets (run_id, dataset, input_id, definition, page_rows, run_window, sent)"
+        " SELECT run_id, 'd', 'i', '{}', 200, 2000, 2000 FROM runs"
+    )
+    await database.execute(
+        "INSERT INTO waits (dataset_seq, row_index, key, page, attempt, waits, due_at, reason, state, called_back, released_at)"
+        " SELECT dataset_seq, n, 'k', 0, 1, 1, now(), 'r', CASE WHEN n > 1000 THEN 'waiting' ELSE 'released' END, n <= 1000,"
+        " CASE WHEN n <= 1000 THEN now() - interval '10 minutes' END FROM datasets, generate_series(1, 2000) n"
+    )
+    await database.execute("ANALYZE runs, datasets, waits")
+    plan = await database.fetch(f"EXPLAIN {SQL['flights'].replace('$1', '15.0::float8')}")
+    text = "\n".join(line[0] for line in plan)
+    lately = text.partition("waits_back_lately")[2].partition("SubPlan")[0]
+    assert re.search(r"Index Cond: .*released_at", lately), text
+    assert len(re.findall("Aggregate", text)) == 1, f"waiting rows are counted once:\n{text}"
+
+
 async def test_rows_that_wait_are_found_by_index_in_large_tables(tables: Waits) -> None:
     """A generic plan, as a connection may use it from the sixth time on: runs that are over, other organisations' and rows that do not wait."""
     database = tables.database

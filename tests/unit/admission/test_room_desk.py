@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from rowmill.errors import UnavailableError
+from rowmill.runtime.clock import SystemClock
 from rowmill.runtime.db import Database
 from rowmill_admission.datasets import Dataset
 from rowmill_admission.room_desk import RoomDesk
@@ -19,11 +20,11 @@ DEFINITION = OpenDataset(run_id="r", term=1, dataset="d", input_id="i", columns=
 
 
 class Tables:
-    """What they say of the one dataset. ``outages``: so many looks find no database, from now on."""
+    """What they say of the one dataset. ``failing``: how the next looks end."""
 
     def __init__(self) -> None:
         self.called_back = False
-        self.outages = 0
+        self.failing: list[Exception] = []
         self.looks = 0
         self.looked = asyncio.Event()
         self.answering = asyncio.Event()
@@ -33,9 +34,8 @@ class Tables:
         self.looks += 1
         self.looked.set()
         await self.answering.wait()
-        if self.outages:
-            self.outages -= 1
-            raise UnavailableError("the database is away")
+        if self.failing:
+            raise self.failing.pop()
         return [
             {
                 "dataset_seq": 1,
@@ -58,7 +58,7 @@ def tables() -> Tables:
 
 @pytest.fixture
 async def desk(tables: Tables) -> AsyncIterator[RoomDesk]:
-    desk = RoomDesk(Rooms(RoomLimits(1_000, 1_000_000)), cast("Database", tables), poll=0.001, back_for=15.0)
+    desk = RoomDesk(Rooms(RoomLimits(1_000, 1_000_000)), cast("Database", tables), SystemClock(), poll=0.001, back_for=15.0)
     yield desk
     await desk.stop()
 
@@ -85,18 +85,41 @@ async def test_a_run_of_which_nothing_is_out_is_not_looked_for(tables: Tables, d
     assert tables.looks == 0
 
 
-async def test_room_is_looked_for_again_after_an_outage(tables: Tables, desk: RoomDesk) -> None:
+@pytest.mark.parametrize("error", [UnavailableError("the database is away"), KeyError("nobody foresaw this")])
+async def test_room_is_looked_for_again_after_an_error(tables: Tables, desk: RoomDesk, error: Exception) -> None:
     tables.called_back = True
     desk.enter(dataset(sent=10), "o")
     waiting = asyncio.create_task(desk.wait(1, page=1, rows=10, size=10))
     async with asyncio.timeout(10):
         while not tables.looks:
             await asyncio.sleep(0.001)
-        tables.outages = 3
-        while tables.outages:
+        tables.failing = [error] * 3
+        while tables.failing:
             await asyncio.sleep(0.001)
         tables.called_back = False
         assert await waiting
+
+
+async def test_what_was_looked_up_a_moment_ago_is_not_looked_up_for_each_page(tables: Tables) -> None:
+    desk = RoomDesk(Rooms(RoomLimits(1_000, 1_000_000)), cast("Database", tables), SystemClock(), poll=3600.0, back_for=15.0)
+    desk.enter(dataset(sent=10), "o")
+    for page in range(3):
+        assert await desk.wait(1, page=page, rows=10, size=10)
+    await desk.stop()
+    assert tables.looks == 1
+
+
+async def test_looks_follow_one_another(tables: Tables, desk: RoomDesk) -> None:
+    """An older answer that came last would take back who was called back meanwhile."""
+    tables.answering.clear()
+    looks = [asyncio.create_task(desk.look()) for _ in range(2)]
+    async with asyncio.timeout(10):
+        await tables.looked.wait()
+        await asyncio.sleep(0)
+        assert tables.looks == 1
+        tables.answering.set()
+        await asyncio.gather(*looks)
+    assert tables.looks == 2
 
 
 async def test_who_stops_waiting_while_the_tables_are_read_takes_no_room(tables: Tables, desk: RoomDesk) -> None:
