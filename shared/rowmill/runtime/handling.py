@@ -234,8 +234,9 @@ class Handling:
             except UnavailableError as error:
                 outages += 1
                 log.warning("handler_waits", queue=queue, error=str(error), outages=outages)
-                await self._clock.sleep(backoff(outages, first=0.2, limit=5.0))
-                held.waited(self._clock.monotonic() - began)
+                pause, now = backoff(outages, first=0.2, limit=5.0), self._clock.monotonic()
+                held.waits(now - began, pause, now)
+                await self._clock.sleep(pause)
             except (Rejected, MalformedMessage) as error:
                 await self._bury(queue, incoming, error, attempts=failures + 1, first_failure=first_failure, subject=subject_headers(message))
                 return False

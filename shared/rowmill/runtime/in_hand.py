@@ -32,21 +32,23 @@ PEAK_SECONDS: Final = 3.0
 
 class Held:
     """A message in hand. ``came``: on the clock's monotonic time. ``excused``: seconds that its handler waited for what was away, as far as it said
-    so; ``waits``: whether it does so now.
+    so, which never count. ``waits_until``: when it must have said so again, or it works.
     """
 
-    __slots__ = ("came", "excused", "incoming", "waits")
+    __slots__ = ("came", "excused", "incoming", "waits_until")
 
     def __init__(self, incoming: AbstractIncomingMessage, came: float) -> None:
         self.incoming = incoming
         self.came = came
         self.excused = 0.0
-        self.waits = False
+        self.waits_until = came
 
-    def waited(self, seconds: float) -> None:
-        """Its handler had to wait for what was away, and tries again."""
-        self.excused += seconds
-        self.waits = True
+    def waits(self, tried: float, pause: float, now: float) -> None:
+        """Its handler tried for ``tried`` seconds, said that something is away, and tries again after ``pause`` seconds. If that takes longer than it
+        took the last time, it has got what it waited for.
+        """
+        self.excused += tried + pause
+        self.waits_until = now + pause + tried
 
 
 class Hand:
@@ -97,7 +99,7 @@ class Hand:
                 overdue += 1
                 if overdue <= NAMED:
                     late.append(_named(held.incoming, age, kept=False))
-            elif away or held.waits:
+            elif away or now < held.waits_until:
                 kept += 1
                 if kept <= NAMED:
                     late.append(_named(held.incoming, age, kept=True))
