@@ -73,9 +73,9 @@ class Handling:
 
     async def handle(self, session: Session, queue: str, handler: Handler, incoming: AbstractIncomingMessage, undecodable: Undecodable) -> None:
         """Handle one message to its end. ``session``: the one that it came by."""
+        hand = self._in_hand.of(session, queue)
         in_hand = metrics.IN_HAND.labels(self._bus.service, queue)
         in_hand.inc()
-        hand = self._in_hand.of(session, queue)
         held = hand.take(incoming, self._clock.monotonic())
         try:
             if not await self._moved(queue, incoming):
@@ -138,12 +138,12 @@ class Handling:
         watched: bool = False,
     ) -> None:
         """Handle, halve or bury a message of the queue's suspects. ``watched``: see `Bus.consume`."""
-        hand = self._in_hand.of(session, suspect(queue))
-        held = hand.take(incoming, self._clock.monotonic())
         crashes = self._crashes(suspect(queue), incoming)
         message = self._decoded(incoming)
         record = BrokerWorkRecord(session, queue, id_of(incoming)) if watched and halves(message) is None else None
         rest = None if record is None else Rest(record)
+        hand = self._in_hand.of(session, suspect(queue))
+        held = hand.take(incoming, self._clock.monotonic())  # from here on whatever fails leaves it
         try:
             at_rest = await self._at_rest(session, record, crashes) if record is not None and crashes else 0
             log.warning("suspect_in_hand", queue=queue, message_type=incoming.type, message_id=incoming.message_id, crashes=crashes, at_rest=at_rest)

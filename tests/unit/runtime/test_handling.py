@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from tests.fakes.clocks import LeapingLoop, LoopClock
 
@@ -21,7 +22,7 @@ from rowmill.runtime.session import Session
 from rowmill_contracts.envelope import encode
 from rowmill_contracts.in_hand import QueueInHand
 from rowmill_contracts.runs import AdvanceRun
-from rowmill_contracts.topology import EXECUTOR_ADVANCE
+from rowmill_contracts.topology import EXECUTOR_ADVANCE, suspect
 
 DEADLINE = 60.0
 WAITED = 40.0
@@ -101,5 +102,23 @@ def test_a_handler_that_fails_of_an_outage_again_and_again_is_said_to_wait_all_t
         async with process.handles(waits):
             for seconds in range(int(DEADLINE) + 1, 1000):
                 assert await process.at(seconds) == (0, 1), seconds
+
+    on_leaping_time(test())
+
+
+def test_an_error_before_a_suspect_is_handled_leaves_nothing_in_hand() -> None:
+    class Unreadable(dict[str, Any]):
+        def get(self, *_: Any) -> Any:
+            raise ValueError("unreadable")
+
+    async def nothing(_: Delivery) -> None:
+        raise AssertionError
+
+    async def test() -> None:
+        process = Process()
+        process.in_hand.serve(suspect(EXECUTOR_ADVANCE), DEADLINE, consumed=False)
+        with pytest.raises(ValueError, match="unreadable"):
+            await process.handling.handle_suspect(process.session, EXECUTOR_ADVANCE, nothing, incoming(headers=Unreadable(a=1)), "bury")
+        assert [queue.messages for queue in process.in_hand.shown().queues] == [0]
 
     on_leaping_time(test())
