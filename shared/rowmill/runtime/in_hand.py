@@ -23,6 +23,9 @@ from rowmill_contracts.in_hand import Away, InHandShown, LateMessage, QueueInHan
 NAMED: Final = 5
 """Late messages of a queue that are named at most, of those that are overdue and of those that are kept."""
 
+TOLD: Final = 200
+"""Characters of a type, an id or a run that are told at most: strangers may have written them."""
+
 READ_BYTES: Final = 64 * 1024
 """Bodies up to this size are read for their run."""
 
@@ -171,8 +174,8 @@ class InHand:
 
 def _named(incoming: AbstractIncomingMessage, age: float, *, kept: bool) -> LateMessage:
     return LateMessage(
-        message_type=_printable(incoming.type or ""),
-        message_id=_printable(incoming.message_id or ""),
+        message_type=_told(incoming.type or ""),
+        message_id=_told(incoming.message_id or ""),
         seconds=round(age, 1),
         run_id=_run_of(incoming),
         kept=kept,
@@ -182,14 +185,15 @@ def _named(incoming: AbstractIncomingMessage, age: float, *, kept: bool) -> Late
 def _run_of(incoming: AbstractIncomingMessage) -> str | None:
     if len(incoming.body) > READ_BYTES:
         said = incoming.correlation_id  # of a page this is its run
-        return _printable(said) if said and said != incoming.message_id else None
+        return _told(said) if said and said != incoming.message_id else None
     try:
         run_id = getattr(decode(incoming.type, incoming.body), "run_id", None)
     except UndecodableMessage:
         return None
-    return _printable(run_id) if isinstance(run_id, str) and run_id else None
+    return _told(run_id) if isinstance(run_id, str) and run_id else None
 
 
-def _printable(text: str) -> str:
+def _told(text: str) -> str:
     """What others wrote, as it may be shown anywhere."""
-    return "".join(character if character.isprintable() else "?" for character in text)
+    printable = "".join(character if character.isprintable() else "?" for character in text[:TOLD])
+    return printable if len(text) <= TOLD else f"{printable}…"

@@ -9,7 +9,7 @@ from typing import Any, cast
 from aio_pika.abc import AbstractIncomingMessage
 from tests.fakes.clocks import FrozenClock
 
-from rowmill.runtime.in_hand import NAMED, PEAK_SECONDS, READ_BYTES, Hand, Held, InHand
+from rowmill.runtime.in_hand import NAMED, PEAK_SECONDS, READ_BYTES, TOLD, Hand, Held, InHand
 from rowmill.runtime.outages import RECOVERY_SECONDS, Outages
 from rowmill.runtime.session import Session
 from rowmill_contracts.envelope import encode
@@ -105,6 +105,21 @@ def test_a_message_that_is_large_or_cannot_be_read_is_named_all_the_same_and_not
         ("AdvanceRun.v1", "asked", None),
     ]
     assert b"secret" not in encode(process.in_hand.shown())
+
+
+def test_what_a_stranger_gave_for_a_name_is_told_in_short_and_printable() -> None:
+    process = Process()
+    hand = process.in_hand.of(process.session, QUEUE)
+    long = "\x00\ud800" + 1000 * "ä"
+    body = encode(AdvanceRun(run_id="\x07" + 1000 * "r"))
+    hand.take(message(long, body=body), process.clock.monotonic())
+    hand.take(message("asked", type=long, body=b"s" * (READ_BYTES + 1), correlation_id=long), process.clock.monotonic())
+    process.clock.time += DEADLINE + 1
+    first, second = process.shown.late
+    short = f"??{(TOLD - 2) * 'ä'}…"
+    assert (first.message_id, first.run_id) == (short, f"?{(TOLD - 1) * 'r'}…")
+    assert (second.message_type, second.run_id) == (short, short)
+    assert len(encode(process.in_hand.shown())) < 3000
 
 
 def test_with_the_end_of_its_session_a_message_is_in_hand_no_more_and_comes_anew_by_the_next() -> None:
