@@ -48,7 +48,7 @@ class App:
         database = await Database.connect(
             self._settings.database_url, schema="admission", size=self._settings.database_connections, clock=self._clock
         )
-        database.tell(self._bus.outages.teller("the database"))
+        database.report_to(self._bus.outages.noting("the database"))
         await database.migrate("rowmill_admission")
         await self._bus.start()
         self._parts = parts = _Parts(self._settings, self._bus, database, self._clock)

@@ -42,7 +42,7 @@ class App:
         """Connect, migrate, consume; returns once both queues are being consumed."""
         settings = self._settings
         self._database = await Database.connect(settings.database_url, schema=SCHEMA, size=settings.statements + 1, server_settings=SERVER_SETTINGS)
-        self._database.tell(self._bus.outages.teller("the database"))
+        self._database.report_to(self._bus.outages.noting("the database"))
         await self._database.migrate("rowmill_receipt_store")
         presences = PresenceStore(self._database, lease=settings.presence_lease, grace=settings.presence_grace)
         receipts = Receipts(

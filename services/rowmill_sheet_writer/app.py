@@ -42,7 +42,7 @@ class App:
         self._database = database = await Database.connect(
             settings.database_url, schema=SCHEMA, size=settings.sheets_connections, server_settings=SERVER_SETTINGS, clock=self._clock
         )
-        database.tell(self._bus.outages.teller("the database"))
+        database.report_to(self._bus.outages.noting("the database"))
         await database.migrate("rowmill_sheet_writer")
         store = Store(database)
         announcer = Announcer(self._bus, store, event_confirm=settings.event_confirm, owed_batch=settings.owed_batch)

@@ -23,7 +23,7 @@ from rowmill.runtime.deadlines import HELD
 from rowmill.runtime.deliveries import Delivery, traceparent
 from rowmill.runtime.envelopes import envelope_of
 from rowmill.runtime.handling import Handler, Handling, Undecodable
-from rowmill.runtime.in_hand import InHand
+from rowmill.runtime.in_hand import MessagesInHand
 from rowmill.runtime.outages import Outages
 from rowmill.runtime.publishing import Publisher
 from rowmill.runtime.session import Session, Subscription
@@ -63,14 +63,14 @@ class Bus:
             service=service,
             prepare=self._hear_replies,
             began=self._session_began,
-            refuses=self.outages.teller("the broker's taking messages"),
+            refuses=self.outages.noting("the broker's taking messages"),
         )
         self._asks = Asks()
         self._reconnected: list[Callable[[], None]] = []
         self._last_words: list[Callable[[], Awaitable[None]]] = []
         self._handling: set[asyncio.Task[Any]] = set()
         self._asking_again: set[asyncio.Task[None]] = set()
-        self._in_hand = InHand(service, self.process_id, self._clock, self.outages)
+        self._in_hand = MessagesInHand(service, self.process_id, self._clock, self.outages)
         self._shows_hand = False
         self._handling_of = Handling(self, self._clock, self._in_hand)
         self._suspects = Suspects(self, self._handling_of, alone=settings.suspect_alone, poll=settings.suspect_poll)

@@ -117,7 +117,7 @@ class Database:
         self.schema = schema
         self._clock = clock
         self._reachable = True
-        self._tell: Callable[[bool], None] = lambda _: None
+        self._note_away: Callable[[bool], None] = lambda _: None
         self._looking = asyncio.create_task(self._look(), name=f"database {schema}")
 
     @classmethod
@@ -169,11 +169,11 @@ class Database:
     def reachable(self, reachable: bool) -> None:
         if reachable != self._reachable:
             self._reachable = reachable
-            self._tell(not reachable)
+            self._note_away(not reachable)
 
-    def tell(self, away: Callable[[bool], None]) -> None:
+    def report_to(self, note_away: Callable[[bool], None]) -> None:
         """Call this whenever it is found to be away, or back."""
-        self._tell = away
+        self._note_away = note_away
 
     async def close(self) -> None:
         """Wait for what is under way, a few seconds at most, and disconnect."""

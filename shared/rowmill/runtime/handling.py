@@ -15,7 +15,7 @@ from rowmill.runtime.clock import Clock, backoff
 from rowmill.runtime.deliveries import MADE_ID, REPLAYED, Delivery, Rejected, Undecoded, death_headers, subject_headers, traceparent
 from rowmill.runtime.ends import ends_the_task
 from rowmill.runtime.gates import Gate
-from rowmill.runtime.in_hand import Held, InHand
+from rowmill.runtime.in_hand import Held, MessagesInHand
 from rowmill.runtime.limits import end_process
 from rowmill.runtime.rest import Rest
 from rowmill.runtime.suspicion import (
@@ -60,7 +60,7 @@ HANDLER_ATTEMPTS: Final = 3
 class Handling:
     """The policy of one bus. A message is acknowledged only after its handler returned, or after its dead letter was confirmed."""
 
-    def __init__(self, bus: Bus, clock: Clock, in_hand: InHand) -> None:
+    def __init__(self, bus: Bus, clock: Clock, in_hand: MessagesInHand) -> None:
         self._bus = bus
         self._clock = clock
         self._in_hand = in_hand

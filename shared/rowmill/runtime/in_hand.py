@@ -1,7 +1,7 @@
 """Which messages a process has in hand, and since when: from their delivery until they are acknowledged, or their session ended.
 
 A session that ended gives its messages back to the broker: they are in hand no more, though a handler may still run for one. Here is what happens for
-each message: an insertion into a dict and a removal. All else is worked out when somebody asks (`InHand.shown`).
+each message: an insertion into a dict and a removal. All else is worked out when somebody asks (`MessagesInHand.shown`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Held:
         self.waits_until = now + pause + tried
 
 
-class Hand:
+class HeldMessages:
     """Messages of one queue that came by one session, in the order in which they came. ``ended``: that session's end, all that is kept of it."""
 
     __slots__ = ("_former_peak", "_held", "_peak", "_peak_until", "ended")
@@ -119,7 +119,7 @@ class Hand:
         )
 
 
-class InHand:
+class MessagesInHand:
     """All that one service has in hand in this process."""
 
     def __init__(self, service: str, process: str, clock: Clock, outages: Outages) -> None:
@@ -129,7 +129,7 @@ class InHand:
         self._outages = outages
         self._deadlines: dict[str, float] = {}
         self._consumed: dict[str, None] = {}
-        self._hands: dict[str, Hand] = {}
+        self._by_queue: dict[str, HeldMessages] = {}
 
     def serve(self, queue: str, deadline: float, *, consumed: bool = True) -> None:
         """Messages of that queue may be in hand for so long. ``consumed``: it has a consumer of ours at the broker."""
@@ -141,14 +141,14 @@ class InHand:
         """No more of that queue come."""
         self._consumed.pop(queue, None)
 
-    def of(self, session: Session, queue: str) -> Hand:
+    def of(self, session: Session, queue: str) -> HeldMessages:
         """Where messages of that queue are kept that come by that session."""
-        hand = self._hands.get(queue)
+        hand = self._by_queue.get(queue)
         if hand is not None and hand.ended is session.ended:
             return hand
-        new = Hand(session.ended)
+        new = HeldMessages(session.ended)
         if hand is None or not session.ended.is_set():  # one that comes late by a session before is in nobody's hand
-            self._hands[queue] = new
+            self._by_queue[queue] = new
         return new
 
     def shown(self) -> InHandShown:
@@ -156,7 +156,7 @@ class InHand:
         now = self._clock.monotonic()
         queues = []
         for queue, deadline in self._deadlines.items():
-            consumed, hand = queue in self._consumed, self._hands.get(queue)
+            consumed, hand = queue in self._consumed, self._by_queue.get(queue)
             if hand is not None:
                 shown = hand.shown(queue, deadline, now, self._outages, consumed=consumed)
             else:

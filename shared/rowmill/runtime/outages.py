@@ -27,16 +27,16 @@ class Outages:
         self._unless_repeated: dict[str, float] = {}
         self._over: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
 
-    def teller(self, what: str) -> Callable[[bool], None]:
-        """For who looks whether ``what`` is there: to be told whether it is away, whenever that is known or has changed."""
+    def noting(self, what: str) -> Callable[[bool], None]:
+        """For who looks whether ``what`` is there: call it with whether that is away, whenever that is known or has changed."""
 
-        def tell(away: bool) -> None:
+        def note(away: bool) -> None:
             if away:
                 self._since.setdefault(what, self._clock.monotonic())
             else:
                 self.back(what)
 
-        return tell
+        return note
 
     def silent(self, what: str, seconds: float) -> None:
         """It was waited for in vain for so long. It counts as away until it is heard, or, if nobody asks again, for a while."""

@@ -131,7 +131,7 @@ async def test_a_message_that_waits_for_an_outage_is_named_as_that(broker_url: s
 
     saying = says.working(EXECUTOR_KEYS, deadline=SOON, handler=say)
     async with saying, asks.working(EXECUTOR_ADVANCE, deadline=SOON, handler=ask) as bus:
-        database_away = bus.outages.teller("the database")
+        database_away = bus.outages.noting("the database")
         await bus.publish(AdvanceRun(run_id="says"), EXECUTOR_KEYS)
         await bus.publish(AdvanceRun(run_id="asks"), EXECUTOR_ADVANCE)
         await asks.has(2)

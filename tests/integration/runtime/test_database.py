@@ -97,7 +97,7 @@ async def test_who_asks_while_we_close_is_told_that_we_are_unavailable(database_
 async def test_a_database_that_changes_its_role_is_waited_for(database: Database, told: type[asyncpg.PostgresError]) -> None:
     """As in a failover: for a while it is read-only, or takes nobody. Whose statement is told so has it repeated; it counts as away meanwhile."""
     away: list[bool] = []
-    database.tell(away.append)
+    database.report_to(away.append)
     tries = 0
 
     async def work(connection: Connection) -> int:

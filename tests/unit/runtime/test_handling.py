@@ -16,7 +16,7 @@ from rowmill.errors import UnavailableError
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery
 from rowmill.runtime.handling import Handler, Handling
-from rowmill.runtime.in_hand import InHand
+from rowmill.runtime.in_hand import MessagesInHand
 from rowmill.runtime.outages import Outages
 from rowmill.runtime.session import Session
 from rowmill_contracts.envelope import encode
@@ -35,7 +35,7 @@ class Process:
 
     def __init__(self) -> None:
         self.clock = LoopClock()
-        self.in_hand = InHand("row-executor", "p1", self.clock, Outages(self.clock))
+        self.in_hand = MessagesInHand("row-executor", "p1", self.clock, Outages(self.clock))
         self.in_hand.serve(EXECUTOR_ADVANCE, DEADLINE)
         self.handling = Handling(cast("Bus", SimpleNamespace(service="row-executor")), self.clock, self.in_hand)
         self.session = cast("Session", SimpleNamespace(ended=asyncio.Event()))

@@ -9,7 +9,7 @@ from typing import Any, cast
 from aio_pika.abc import AbstractIncomingMessage
 from tests.fakes.clocks import FrozenClock
 
-from rowmill.runtime.in_hand import NAMED, PEAK_SECONDS, READ_BYTES, TOLD, Hand, Held, InHand
+from rowmill.runtime.in_hand import NAMED, PEAK_SECONDS, READ_BYTES, TOLD, Held, HeldMessages, MessagesInHand
 from rowmill.runtime.outages import RECOVERY_SECONDS, Outages
 from rowmill.runtime.session import Session
 from rowmill_contracts.envelope import encode
@@ -26,7 +26,7 @@ class Process:
     def __init__(self) -> None:
         self.clock = FrozenClock()
         self.outages = Outages(self.clock)
-        self.in_hand = InHand("row-executor", "p1", self.clock, self.outages)
+        self.in_hand = MessagesInHand("row-executor", "p1", self.clock, self.outages)
         self.in_hand.serve(QUEUE, DEADLINE)
         self.session = self.new_session()
 
@@ -34,7 +34,7 @@ class Process:
         self.session = cast("Session", SimpleNamespace(ended=asyncio.Event()))
         return self.session
 
-    def take(self, name: str = "m", *, session: Session | None = None) -> tuple[Hand, Held]:
+    def take(self, name: str = "m", *, session: Session | None = None) -> tuple[HeldMessages, Held]:
         hand = self.in_hand.of(session or self.session, QUEUE)
         return hand, hand.take(message(name), self.clock.monotonic())
 
@@ -156,15 +156,15 @@ def test_the_peak_of_the_last_seconds_is_told_and_then_forgotten() -> None:
 
 def test_time_in_which_something_was_away_does_not_count_and_what_is_late_for_it_is_told_apart() -> None:
     process = Process()
-    tell = process.outages.teller("the database")
+    note = process.outages.noting("the database")
     process.take("a")
     process.clock.time += 20
-    tell(True)
+    note(True)
     process.clock.time += 50
     shown = process.in_hand.shown()
     assert [(away.what, away.seconds) for away in shown.away] == [("the database", 50.0)]
     assert (process.shown.overdue, process.shown.kept, process.shown.late[0].kept) == (0, 1, True)
-    tell(False)
+    note(False)
     assert (process.shown.overdue, process.shown.kept) == (0, 0)  # it has its time anew
     process.clock.time += 30 + RECOVERY_SECONDS
     assert process.shown.overdue == 0
@@ -176,7 +176,7 @@ def test_what_was_late_before_an_outage_stays_so_under_it() -> None:
     process = Process()
     process.take("a")
     process.clock.time += DEADLINE + 1
-    process.outages.teller("the database")(True)
+    process.outages.noting("the database")(True)
     process.take("b")
     process.clock.time += DEADLINE + 1
     assert (process.shown.overdue, process.shown.kept) == (1, 1)

@@ -19,14 +19,14 @@ def outages(clock: FrozenClock) -> Outages:
 
 
 def test_an_outage_counts_from_its_begin_until_a_little_after_its_end(clock: FrozenClock, outages: Outages) -> None:
-    since, tell = clock.time, outages.teller("the database")
+    since, note = clock.time, outages.noting("the database")
     clock.time += 5
-    tell(True)
-    tell(True)
+    note(True)
+    note(True)
     clock.time += 20
     assert (outages.away(), outages.within(since), outages.within(clock.time - 3)) == ({"the database": 20.0}, 20.0, 3.0)
-    tell(False)
-    tell(False)
+    note(False)
+    note(False)
     clock.time += RECOVERY_SECONDS / 2
     assert (outages.away(), outages.within(since)) == ({}, 20 + RECOVERY_SECONDS / 2)
     clock.time += 100
@@ -34,7 +34,7 @@ def test_an_outage_counts_from_its_begin_until_a_little_after_its_end(clock: Fro
 
 
 def test_outages_at_the_same_time_count_once(clock: FrozenClock, outages: Outages) -> None:
-    since, database, broker = clock.time, outages.teller("the database"), outages.teller("the broker")
+    since, database, broker = clock.time, outages.noting("the database"), outages.noting("the broker")
     database(True)
     clock.time += 10
     broker(True)
@@ -72,10 +72,10 @@ def test_a_neighbour_that_nobody_asks_again_is_not_away_for_ever(clock: FrozenCl
 
 
 def test_however_often_something_is_away_for_a_moment_the_first_time_is_not_forgotten(clock: FrozenClock, outages: Outages) -> None:
-    since, tell = clock.time, outages.teller("the database")
+    since, note = clock.time, outages.noting("the database")
     for _ in range(500):
-        tell(True)
+        note(True)
         clock.time += 1
-        tell(False)
+        note(False)
         clock.time += RECOVERY_SECONDS / 2
     assert outages.within(since) == 500 * (1 + RECOVERY_SECONDS / 2)
