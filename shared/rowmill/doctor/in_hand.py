@@ -34,6 +34,10 @@ Listed = Mapping[str, tuple[int, int]]
 
 _NAMES: Final = tuple(name for work in WORK_QUEUES for name in (work.name, suspect(work.name)))
 _BLOCKED: Final = "The broker takes no messages at present; until it does, what is in hand stays there, and nobody can be asked for it."
+_OUTAGE: Final = (
+    "See to what is away. Nothing is lost, and what waits for that goes on when it is back. Whether anything hangs besides cannot be told before: "
+    "what then stays in hand does, and is found."
+)
 _AGAIN: Final = "what was in its hand is delivered again, and has one effect."
 
 
@@ -169,8 +173,8 @@ def _late(shown: InHandShown, each: QueueInHand) -> list[Finding]:
     if each.kept:
         what, oldest = _what(each.kept, each.queue, [message for message in each.late if message.kept])
         away = "; ".join(f"{missing.what}, for {_seconds(missing.seconds)}" for missing in shown.away) or "what its handlers need"
-        problem = f"{what} been in hand of {who} for {oldest}, where {right} would be right, because it is without {away}."
-        found.append(Finding("outage", problem, "It is kept there rightly, and nothing is lost: that goes on when what is away is back."))
+        problem = f"{what} been in hand of {who} for {oldest}, where {right} would be right, while it is without {away}."
+        found.append(Finding("outage", problem, _OUTAGE))
     return found
 
 

@@ -54,9 +54,10 @@ def test_what_is_kept_for_an_outage_is_named_as_that_with_what_is_away() -> None
     assert "for 175 s" in overdue
     assert kept.startswith("outage: ")
     assert "id m2" in kept
-    assert "for 75 s, where 60 s would be right, because it is without the database, for 70 s." in kept
+    assert "for 75 s, where 60 s would be right, while it is without the database, for 70 s." in kept
+    assert "Whether anything hangs besides cannot be told before" in late([shown(queue, away=away)])[1].advice
     [alone] = told(late([shown(rows(messages=1, kept=1, late=[of_run("m2", 75.0, kept=True)]))]))
-    assert "because it is without what its handlers need." in alone
+    assert "while it is without what its handlers need." in alone
 
 
 @pytest.mark.parametrize(

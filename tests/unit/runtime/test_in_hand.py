@@ -183,6 +183,21 @@ def test_what_was_late_before_an_outage_stays_so_under_it() -> None:
     assert [(late.message_id, late.kept) for late in process.shown.late] == [("a", False), ("b", True)]
 
 
+def test_what_begins_to_hang_under_an_outage_is_found_once_that_is_over() -> None:
+    process = Process()
+    process.clock.time += 20
+    note = process.outages.noting("answers on x")
+    note(True)
+    process.take("hangs")
+    process.clock.time += 4000
+    assert (process.shown.overdue, process.shown.kept) == (0, 1)
+    note(False)
+    process.clock.time += DEADLINE + RECOVERY_SECONDS
+    assert (process.shown.overdue, process.shown.kept) == (0, 0)
+    process.clock.time += 1
+    assert (process.shown.overdue, process.shown.kept) == (1, 0)
+
+
 def test_a_handler_that_waits_for_what_is_away_keeps_its_message_and_no_other() -> None:
     process = Process()
     _, waits = process.take("waits")
