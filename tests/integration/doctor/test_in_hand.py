@@ -216,6 +216,10 @@ async def test_what_a_stranger_holds_is_found_by_what_the_broker_counts(broker_u
         assert all(f"1 of the 1 who consume {EXECUTOR_KEYS} do not answer" in finding.advice for finding in looked.findings)
         for message in held:
             await message.ack()
+        async with asyncio.timeout(BOUND):
+            while (looked := await look(stranger, consumers, count)).findings:
+                assert all(EXECUTOR_ADVANCE not in finding.problem for finding in looked.findings)
+        assert of(looked).messages == 1
 
 
 def hold(held: list[aio_pika.abc.AbstractIncomingMessage]) -> Callable[[aio_pika.abc.AbstractIncomingMessage], Awaitable[None]]:
