@@ -235,6 +235,7 @@ class Hand:
                 scouts = lane.takes_scout(self._clock.monotonic(), self._scout_after, min(self._longest_wait, leg))
                 wait_for = min(wait + self._longest_wait, leg) if scouts is None else scouts
                 lane.kept_waiting |= wait_for > self._hold
+                lane.waited_for(self._clock.monotonic() + wait_for)
             away, provider = unserved is not None, flight.tool.provider
             self._answer(call, "deferred", flight, wait_ms=math.ceil(wait_for * 1000), reason=reason, provider=provider, away=away)
         self._give_up(flight, given_up)

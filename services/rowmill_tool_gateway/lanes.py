@@ -275,6 +275,10 @@ class Lane:
         """
         return max(self._waited_for_until, self._heard_until) if self._new else self._waited_for_until
 
+    def waited_for(self, until: float) -> None:
+        """A call waits elsewhere until then, unless it is called before."""
+        self._waited_for_until = max(self._waited_for_until, until)
+
     def is_waited_for(self, now: float) -> bool:
         """Whether calls wait elsewhere for their turn here, as far as is known and not merely to be found out."""
         return self._waited_for_until > now

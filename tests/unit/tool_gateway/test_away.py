@@ -81,6 +81,22 @@ async def test_who_found_out_that_it_does_not_comes_again_after_the_others(patie
     assert again > 300, f"as far as {sorted(outcome.wait_ms for outcome in first)} reach, there is one whenever it is to be found out"
 
 
+@pytest.mark.leaping
+async def test_where_all_are_gone_that_were_to_find_out_another_is_called_within_minutes(patient: Rig) -> None:
+    """Their run was stopped. Who comes later has no part in finding out for as long as they would have had, and stood still for five minutes."""
+    find = away_tool()
+    await patient.ask([patient.item(find, {"domain": "before.example"})])
+    while not patient.sooner:  # nobody waits from before
+        await patient.clock.sleep(0.05)
+    await away_for_long(patient, find)
+    await patient.ask([patient.item(find, {"domain": f"d{n}.example"}, asked=patient.clock.now()) for n in range(20)], run="stopped")
+    others = await patient.ask([patient.item(find, {"domain": f"e{n}.example"}, asked=patient.clock.now()) for n in range(5)], run="another")
+    assert min(outcome.wait_ms for outcome in others) > 300_000
+    told = len(patient.sooner)
+    await patient.clock.sleep(2.5 * patient.settings.probe_limit)
+    assert {message.at_once for message in patient.sooner[told:]} == {1}
+
+
 async def test_a_short_refusal_makes_nobody_wait_for_long(patient: Rig) -> None:
     patient.port.script = answering({}, status=429, Retry_After="0.5")
     find = away_tool()
