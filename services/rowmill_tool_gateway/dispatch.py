@@ -258,8 +258,9 @@ class Dispatcher:
                 earliest = max(self._settings.retry_first, self._expected_wait(flight) - self._settings.lead)
                 flight.appointed = now + flight.lane.appoint(now, earliest, flight.tool.weight)
             wait = flight.appointed - now
+            why = f"; it does not serve ({flight.lane.why})" if flight.lane.why else ""
             failure = ToolFailure(
-                tool=flight.tool.id, provider=flight.tool.provider, code="paced", message="no turn at the provider in time", origin="gateway"
+                tool=flight.tool.id, provider=flight.tool.provider, code="paced", message=f"no turn at the provider in time{why}", origin="gateway"
             )
             self._hand.defer(flight, calls, wait, reason=f"provider {flight.tool.provider}", failure=failure)
 

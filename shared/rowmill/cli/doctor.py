@@ -50,7 +50,7 @@ async def _look(found: Any, run_id: str | None, stats: str | None, patience: flo
     health = await look(found.broker_url, found.database_url, found.control, own=found.own)
     findings = list(health.findings)
     audited = None
-    if run_id is not None:
+    if run_id is not None and not any(finding.check == "database" for finding in findings):
         audited = await audit(found.database_url, run_id, queued=health.queued, patience=patience)
         findings += audited.findings
     if stats is not None:

@@ -88,7 +88,11 @@ def failed_told(run: RunSummary, codes: Mapping[str, int]) -> str | None:
     listed = [f"{code} ({count})" for code, count in most[:MOST_CODES]]
     why = f": {', '.join(listed)}{', and others' if len(most) > MOST_CODES or sum(codes.values()) < failed else ''}" if listed else ""
     it = "it" if failed == 1 else "them"
-    return f"{numbered(failed, 'row')} failed{why}; `rowmill runs retry {run.run_id}` works {it} again, while `rowmill up` runs"
+    settle = "; first `rowmill receipts settle` those whose outcome is unknown (`rowmill receipts list --state unknown`)"
+    return (
+        f"{numbered(failed, 'row')} failed{why}; `rowmill runs retry {run.run_id}` works {it} again, while `rowmill up` runs"
+        f"{settle if 'outcome_unknown' in codes else ''}"
+    )
 
 
 def hidden_told(run: RunSummary, inputs: Mapping[str, Collection[str]]) -> list[str]:

@@ -104,6 +104,11 @@ def test_input_columns_in_whose_place_others_were_computed_are_named() -> None:
         ),
         (9, {"d": 1, "c": 1, "b": 1, "a": 6}, "9 rows failed: a (6), b (1), c (1), and others; "),
         (9, {"a": 6}, "9 rows failed: a (6), and others; "),
+        (
+            1,
+            {"outcome_unknown": 1},
+            "1 row failed: outcome_unknown (1); `rowmill runs retry r1` works it again, while `rowmill up` runs; first `rowmill receipts settle` ",
+        ),
     ],
 )
 def test_why_rows_failed_and_what_to_do_is_one_line(failed: int, codes: dict[str, int], said: str | None) -> None:

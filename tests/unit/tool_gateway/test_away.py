@@ -126,6 +126,15 @@ async def test_a_call_is_never_deferred_beyond_what_it_may_wait_in_all(patient: 
     assert leg_waits.wait_ms <= 3_000
 
 
+async def test_who_has_waited_for_as_long_as_it_may_is_told_why_the_provider_does_not_serve(patient: Rig) -> None:
+    find = away_tool()
+    await away_for_long(patient, find)
+    [outcome] = await patient.ask([patient.item(find, {"domain": "old.example"}, asked=patient.clock.now() - 3_600)])
+    assert outcome.failure is not None
+    assert outcome.failure.code == "provider_unavailable"
+    assert outcome.failure.message == "no turn at the provider in time; it does not serve (http_429)"
+
+
 async def test_that_a_provider_serves_again_is_told_once_with_its_rate(patient: Rig) -> None:
     find = away_tool(rate="50/s")
     await away_for_long(patient, find)
