@@ -64,7 +64,8 @@ class RunEvent(Message, frozen=True, kw_only=True):
 @message()
 class DatasetEvent(Message, frozen=True, kw_only=True):
     """Routing key ``dataset.<state>.<play>.<dataset>``, state ``opened``, ``progress`` (at most every 250 ms) or ``closed``.
-    ``run_calls``, ``run_cost``: what the whole run was charged by then, in events of its progress; None: not known.
+    ``run_calls``, ``run_cost``: what the whole run was charged by then, in events of its progress; None: not known. ``first_error``: that of the
+    first of its rows that was seen to have failed; None: none has.
     """
 
     event_id: str
@@ -77,6 +78,7 @@ class DatasetEvent(Message, frozen=True, kw_only=True):
     total_rows: int | None = None
     run_calls: int | None = None
     run_cost: Decimal | None = None
+    first_error: Problem | None = None
 
 
 @message()

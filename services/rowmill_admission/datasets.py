@@ -115,6 +115,7 @@ def told(dataset: Dataset, play: str, state: Literal["opened", "progress", "clos
         total_rows=dataset.total_rows,
         run_calls=None if charges is None else charges.calls,
         run_cost=None if charges is None else charges.cost,
+        first_error=dataset.first_error if dataset.counts.failed else None,
     )
     return Owed(dataset.run_id, event, f"dataset.{state}.{play}.{dataset.dataset}", EVENTS)
 

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rowmill.cli.outages import News, outage_told
-from rowmill.cli.wording import charged_told, numbered, problem_told, rows_told
-from rowmill_contracts.counts import Counts
+from rowmill.cli.wording import MOST_CODES, charged_told, first_error_told, numbered, problem_told, rows_told
+from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.events import DatasetEvent, RunEvent
 from rowmill_contracts.run_questions import RunSummary
 
@@ -42,8 +42,12 @@ class Progress:
         self._charged = ""
         self._started = self._moved = time.monotonic()
         self._printed = 0.0
+        self._before: dict[str, int] = {}
+        """Rows of each dataset that had ended when this command heard of it first, which are none of its rate."""
         self._outages: Sequence[Outage] = ()
         self._news = News()
+        self._codes: set[str] = set()
+        """Codes of errors that were said."""
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -73,11 +77,14 @@ class Progress:
         known = self._counts.get(event.dataset)
         if known is None or (event.counts.admitted, event.counts.terminal) != (known.admitted, known.terminal):
             self._moved, self._outages = time.monotonic(), ()
+        self._before.setdefault(event.dataset, event.counts.terminal)
         if known is None or event.counts.terminal >= known.terminal:
             self._counts[event.dataset] = event.counts
             self._totals[event.dataset] = event.total_rows
         if event.run_calls is not None:
             self._charged = f"calls {event.run_calls}, cost {event.run_cost}"
+        if event.first_error is not None:
+            self._fails_of(event.dataset, event.first_error)
         self._show()
 
     def stands_still(self, seconds: float) -> bool:
@@ -92,17 +99,24 @@ class Progress:
         if self._live is not None:
             self._show()
 
+    def _fails_of(self, dataset: str, error: Problem) -> None:
+        """Say why rows fail while there is time to stop them: the first error of a code, once."""
+        if error.code not in self._codes and len(self._codes) < MOST_CODES:
+            self._codes.add(error.code)
+            self._console.print(f"rowmill: {dataset}: {first_error_told(error)}", highlight=False, markup=False, soft_wrap=True)
+
     def _show(self) -> None:
         if self._live is not None:
             self._live.update(self._table())
         elif time.monotonic() - self._printed >= PLAIN_SECONDS and self._counts:
             self._printed = time.monotonic()
             for name, counts in self._counts.items():
-                line = ", ".join(filter(None, (_line(counts, self._rate(counts)), self._charged)))
+                line = ", ".join(filter(None, (_line(counts, self._rate(name, counts)), self._charged)))
                 self._console.print(f"rowmill: {name}: {line}", highlight=False, soft_wrap=True)
 
-    def _rate(self, counts: Counts) -> float:
-        return counts.terminal / max(time.monotonic() - self._started, 0.001)
+    def _rate(self, dataset: str, counts: Counts) -> float:
+        """Rows that ended in a second, of those that had not when this command came."""
+        return (counts.terminal - self._before[dataset]) / max(time.monotonic() - self._started, 0.001)
 
     def _table(self) -> Group:
         title = ", ".join(filter(None, (f"run {self._run_id}: {self._state}", self._charged)))
@@ -113,7 +127,7 @@ class Progress:
             total = self._totals.get(name)
             admitted = f"{counts.admitted}/{total}" if total is not None else str(counts.admitted)
             done = str(counts.completed)
-            figures = (str(counts.failed), str(counts.reused), f"{self._rate(counts):.0f}")
+            figures = (str(counts.failed), str(counts.reused), f"{self._rate(name, counts):.0f}")
             table.add_row(name, admitted, done, *figures)
         return Group(table, *(Text(outage_told(outage)) for outage in self._outages))
 

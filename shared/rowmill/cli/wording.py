@@ -6,6 +6,8 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from rowmill_contracts.budgets import Budget
     from rowmill_contracts.counts import Counts, Problem
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 MOST_CODES = 3
 """Of how many errors a person is told why rows failed."""
+MOST_LETTERS = 300
+"""Of an error's message, while its run goes on."""
 
 
 def rows_told(counts: Counts) -> str:
@@ -75,6 +79,13 @@ def problem_told(problem: Problem) -> str:
     row = None if problem.row is None else problem.row + 1
     where = [f"{name} {value}" for name, value in (("column", problem.column), ("row", row), ("tool", problem.tool)) if value is not None]
     return f"{problem.message} ({', '.join([problem.code, *where])})"
+
+
+def first_error_told(problem: Problem) -> str:
+    """Why rows began to fail, on one line that is not too long for a look."""
+    message = " ".join(problem.message.split())
+    short = message if len(message) <= MOST_LETTERS else f"{message[:MOST_LETTERS]}…"
+    return f"a row failed: {problem_told(msgspec.structs.replace(problem, message=short))}; others of the same code are only counted"
 
 
 def failed_told(run: RunSummary, codes: Mapping[str, int]) -> str | None:

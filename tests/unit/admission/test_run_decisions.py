@@ -21,6 +21,7 @@ from rowmill_contracts.budgets import MOST_SECONDS, Limits
 from rowmill_contracts.charges import RunCharges
 from rowmill_contracts.counts import Counts, Problem
 from rowmill_contracts.envelope import EMPTY_OBJECT
+from rowmill_contracts.events import DatasetEvent
 from rowmill_contracts.runs import OpenDataset, ReleaseRun, RunOptions, RunStart
 
 RUN = Run(run_id="r", number=1, org="o", play="p", state="running", input=EMPTY_OBJECT, inputs=[], options=RunOptions(), created=0.0)
@@ -125,6 +126,17 @@ def test_a_dataset_of_which_every_worked_row_failed_is_failed() -> None:
     assert datasets.ending(dataset(counts=Counts(admitted=3, failed=2, completed=1), first_error=first)) == ("closed", None)
     assert datasets.ending(dataset(counts=Counts())) == ("closed", None)
     assert datasets.ending(dataset(error=first, counts=Counts(completed=1))) == ("failed", first)
+
+
+def test_while_a_dataset_goes_on_it_tells_why_a_row_failed_and_not_why_one_did_before_its_retry() -> None:
+    first = Problem(code="wrong_answer", message="no luck", row=0)
+
+    def said(failed: int) -> Problem | None:
+        event = datasets.told(dataset(counts=Counts(admitted=3, failed=failed), first_error=first), "leads", "progress").message
+        assert isinstance(event, DatasetEvent)
+        return event.first_error
+
+    assert (said(1), said(0)) == (first, None)
 
 
 def test_admission_stops_at_the_first_failed_row_where_that_is_asked() -> None:
