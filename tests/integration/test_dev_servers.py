@@ -16,17 +16,19 @@ import aio_pika
 import asyncpg
 import psutil
 import pytest
-from tests.vhosts import vhosts_of
+from tests.vhosts import DELAY_QUEUES, vhosts_of
 
 from rowmill.dev import Servers, ServerSet, databases
 from rowmill.dev.ports import LOOPBACK
 from rowmill.dev.private import PrivateServers
 from rowmill.dev.processes import ProcessMark, alive
 from rowmill.dev.rabbitmq import PrivateRabbitMQ
+from rowmill.doctor.health import listed
 from rowmill.errors import ServersUnavailable
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery
 from rowmill.runtime.settings import ServiceSettings
+from rowmill.runtime.work_record import BrokerWorkRecord
 from rowmill_contracts import topology
 from rowmill_contracts.run_questions import GetRun
 
@@ -43,26 +45,39 @@ async def test_each_module_gets_an_empty_database_of_its_own(database_url: str) 
 
 
 async def test_each_module_gets_an_emptied_virtual_host(servers: ServerSet) -> None:
+    """Nothing of one module reaches the next: no message, binding, record of who died of a suspect, or delay of whatever scale."""
+    assert isinstance(servers.broker, PrivateRabbitMQ)
+    broker = servers.broker
+
     async def handled(_: Delivery) -> None:
         raise AssertionError("there is nothing to handle")
 
     with vhosts_of(servers.broker, patience=0.5) as vhosts:
         url = vhosts.empty_one()
-        settings = ServiceSettings(broker_url=url, time_scale=0.05)
-        async with Bus(settings, service="before") as bus, await aio_pika.connect(url) as connection:
+        settings, odd = ServiceSettings(broker_url=url, time_scale=0.05), ServiceSettings(broker_url=url, time_scale=0.77)
+        async with Bus(odd, service="odd") as bus, await aio_pika.connect(url) as connection:
             channel = await connection.channel()
+            await bus.publish(GetRun(run_id="late"), topology.ADMISSION_ASKS, exchange="rowmill.delay.5s")
+            record = BrokerWorkRecord(await bus.live_session(), topology.EXECUTOR_KEYS, "fixed")
+            await record.works()
             strange = await channel.declare_queue("strange", durable=True)
             await strange.bind(topology.EXCHANGE, topology.ADMISSION_ASKS)
             await bus.publish(GetRun(run_id="before"), topology.ADMISSION_ASKS)
 
         assert await asyncio.to_thread(vhosts.empty_one) == url
 
+        _, declared = topology.topology()
+        assert {*await asyncio.to_thread(listed, url, broker.control)} == {queue.name for queue in declared} - DELAY_QUEUES
         async with Bus(settings, service="after") as bus:
-            assert await bus.depths([topology.ADMISSION_ASKS, "strange"]) == {topology.ADMISSION_ASKS: (0, 0), "strange": (1, 0)}
+            assert await BrokerWorkRecord(await bus.live_session(), topology.EXECUTOR_KEYS, "fixed").deaths() == 0
+            assert await bus.depths([topology.ADMISSION_ASKS]) == {topology.ADMISSION_ASKS: (0, 0)}
             await bus.publish(GetRun(run_id="after"), topology.ADMISSION_ASKS)
-            assert await bus.depths([topology.ADMISSION_ASKS, "strange"]) == {topology.ADMISSION_ASKS: (1, 0), "strange": (1, 0)}
+            assert await bus.depths([topology.ADMISSION_ASKS]) == {topology.ADMISSION_ASKS: (1, 0)}
+            second = await asyncio.to_thread(vhosts.empty_one)
+            assert second != url, "somebody still waits for replies there"
+        async with Bus(ServiceSettings(broker_url=second, time_scale=0.05), service="other") as bus:
             await bus.consume(topology.EXECUTOR_KEYS, handled)
-            assert await asyncio.to_thread(vhosts.empty_one) != url, "somebody still consumes there"
+            assert await asyncio.to_thread(vhosts.empty_one) not in {url, second}, "somebody still consumes there"
 
 
 async def test_what_consumers_hold_is_told(servers: ServerSet, broker_url: str) -> None:
