@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from rowmill.client.finding import broker_url
 from rowmill.dev.servers import Servers
 from rowmill.dev.working_set import missing_services
 from rowmill.errors import AskTimeout, UnavailableError
@@ -18,25 +19,6 @@ ResultT = TypeVar("ResultT")
 
 LAG_SECONDS = 5.0
 """How long a service that a command needs may take to consume again, as after a restart, before it is said to be missing."""
-
-
-def broker_url(project: Project | None = None) -> str:
-    """The broker that this project's commands talk to; the project is that of the current folder unless it is given.
-
-    Raises:
-        UnavailableError: none is configured and the project's own does not run; says how to start one.
-
-    """
-    project = project or Project.find(Path.cwd())
-    if project.settings.broker is not None:
-        return project.settings.broker
-    found = Servers(project.folder).running_broker_url()
-    if found is None:
-        raise UnavailableError(
-            f"no broker: ROWMILL_BROKER_URL is not set, and no servers of {project.folder} run; `rowmill up` starts servers and services, "
-            "`rowmill dev up` the servers alone, to which services that run come back"
-        )
-    return found
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ from typing import Any
 
 import msgspec
 
-from rowmill.cli.connecting import LAG_SECONDS, broker_url
+from rowmill.cli.connecting import LAG_SECONDS
 from rowmill.cli.named_runs import not_compared
 from rowmill.cli.outages import watch
 from rowmill.cli.progress import Progress, shown
 from rowmill.cli.wording import failed_told, hidden_told, kept_budget_told, numbered, other_code_told
 from rowmill.client.client import Client, divided_input
+from rowmill.client.finding import broker_url
 from rowmill.client.jobs import Job
 from rowmill.client.loaded_code import ask_code
 from rowmill.client.staging import sealed

@@ -69,9 +69,9 @@ def call(
     """
     import asyncio  # noqa: PLC0415 - commands load what they need
 
-    from rowmill.cli.connecting import broker_url  # noqa: PLC0415
     from rowmill.client.calls import ToolCaller  # noqa: PLC0415
     from rowmill.client.client import Client  # noqa: PLC0415
+    from rowmill.client.finding import broker_url  # noqa: PLC0415
 
     described = _project().tool(tool)
     value = _input(given or [], document)

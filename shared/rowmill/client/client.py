@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rowmill.budgets import BudgetLike, budget_of
+from rowmill.client import finding
 from rowmill.client.jobs import Event, Job
 from rowmill.client.patience import Report
 from rowmill.client.staging import Staged, stage
@@ -15,7 +15,6 @@ from rowmill.encoding.values import encode_value
 from rowmill.errors import UsageError
 from rowmill.inputs import Source, check_columns, open_source
 from rowmill.names import LONGEST_ID, input_id_of
-from rowmill.project import Project
 from rowmill.rows import row_model_of
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.clock import new_id
@@ -35,14 +34,17 @@ CONNECT_SECONDS = 10.0
 class Client:
     """A connection to rowmill's services. Use ``async with Client() as client``.
 
-    The broker's address comes from ``broker_url``, else ``ROWMILL_BROKER_URL``, else the `rowmill.toml` of this folder or one above. With
-    ``row_events`` false, jobs hear of runs and datasets only, not of rows. ``report`` is told in a line when nobody answers a job that is waited
-    for, and when somebody does again.
+    The broker's address is ``broker_url``, else ``ROWMILL_BROKER_URL``, else what the `rowmill.toml` of this folder or one above says, else that
+    of the project's own servers, as `rowmill up` runs them; nothing is started. With ``row_events`` false, jobs hear of runs and datasets only, not
+    of rows. ``report`` is told in a line when nobody answers a job that is waited for, and when somebody does again.
+
+    Raises:
+        UnavailableError: no address is given or configured, and the project's own servers do not run.
+
     """
 
     def __init__(self, broker_url: str | None = None, *, row_events: bool = True, report: Report | None = None) -> None:
-        found = broker_url or Project.find(Path.cwd()).settings.broker
-        self.bus = Bus(ServiceSettings(broker_url=found) if found else ServiceSettings(), service="client")
+        self.bus = Bus(ServiceSettings(broker_url=broker_url or finding.broker_url()), service="client")
         self._row_events = row_events
         self._report = report
         self._jobs: dict[str, Job] = {}

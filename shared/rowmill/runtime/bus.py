@@ -99,7 +99,10 @@ class Bus:
                 await self._sessions.live()
         except TimeoutError as error:
             await self.stop()
-            raise UnavailableError(f"no broker answered at {redacted(self._settings.broker_url)} within {wait} s") from error
+            raise UnavailableError(
+                f"no broker answered at {redacted(self._settings.broker_url)} within {wait:g} s; where it is to be a project's own, "
+                "`rowmill up` starts servers and services there, `rowmill dev up` the servers alone"
+            ) from error
 
     async def stop(self) -> None:
         """Stop consuming, let handlers finish (to ``drain_timeout``), close. What was not finished is delivered again to others."""

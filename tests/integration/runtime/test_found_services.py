@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from rowmill import registry
+from rowmill import Client, registry
 from rowmill.cli import connecting
 from rowmill.cli.main import app as command
 from rowmill.dev.servers import Servers
 from rowmill.dev.working_set import SIGNS, missing_services
+from rowmill.errors import UnavailableError
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery
 from rowmill.runtime.settings import ServiceSettings
@@ -109,3 +111,26 @@ async def test_a_run_is_left_to_services_of_the_projects_own_servers_once_they_a
         assert started.exit_code == 0, started.output
         assert json.loads(started.stdout)["run_id"]
         assert await bus.depths([ADMISSION_RUNS]) == {ADMISSION_RUNS: (1, 0)}
+
+
+async def test_a_client_without_an_address_finds_the_projects_own_broker(broker_url: str) -> None:
+    async with Bus(ServiceSettings(broker_url=broker_url), service="test") as bus, Client() as client:
+        await bus.declare()
+        before = (await bus.depths([ADMISSION_RUNS]))[ADMISSION_RUNS][0]
+        await client.start("nothing", word="a")
+        assert (await bus.depths([ADMISSION_RUNS]))[ADMISSION_RUNS][0] == before + 1
+
+
+async def test_a_client_whose_project_has_no_broker_that_runs_is_told_at_once_what_starts_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Servers, "running_broker_url", lambda _self: None)
+    with pytest.raises(UnavailableError, match=r"`rowmill up` starts servers and services, `rowmill dev up` the servers alone"):
+        Client()
+
+
+async def test_a_client_whose_broker_does_not_answer_is_told_what_starts_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rowmill.client.client.CONNECT_SECONDS", 0.2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen: whoever connects is refused
+        with pytest.raises(UnavailableError, match=r"no broker answered at amqp.* within 0\.2 s; .*`rowmill up` starts .*`rowmill dev up`"):
+            async with Client(f"amqp://guest:guest@127.0.0.1:{taken.getsockname()[1]}/"):
+                pass
