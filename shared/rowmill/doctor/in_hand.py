@@ -22,12 +22,17 @@ ANSWER_SECONDS: Final = 0.7
 """How long who consumes is waited for. Nobody else is: as soon as there are as many answers as consumers, no more are to come."""
 
 APART_SECONDS: Final = 1.1
-"""Seconds between two looks: our brokers note every second what is unacknowledged, so the second look is at another count. Until then answers still
+"""Seconds between two looks: our brokers note every second what is unacknowledged, so each look is at another count. Until then answers still
 count that come late.
 """
 
-LAST_SECONDS: Final = 0.4
-"""How long who has not answered by then is waited for once more."""
+AGAIN_SECONDS: Final = 0.4
+"""How long who has not answered by then is waited for in each further look."""
+
+ASTRAY_SECONDS: Final = 8.0
+"""For how long something is looked for that nobody seems to have: author code that blocks for a moment holds up its process, which is silent until
+then, and well. Whoever is silent for longer the broker soon takes for gone, by its heartbeats, and delivers again what it had.
+"""
 
 Listed = Mapping[str, tuple[int, int]]
 """(messages, unacknowledged ones among them) of every queue, as the broker noted them last."""
@@ -53,19 +58,25 @@ class InHandLooked:
 async def look(connection: AbstractConnection, consumers: Mapping[str, int], count: Callable[[], Awaitable[Listed]] | None = None) -> InHandLooked:
     """Ask all and judge. ``consumers``: of each work queue, as the broker says. ``count``: has the broker count. Raises what the transport raises.
 
-    Takes as long as they take to answer, `ANSWER_SECONDS` where one of them does not; and where the broker counts more than they have, a second look.
+    Takes as long as they take to answer, `ANSWER_SECONDS` where one of them does not; and where the broker counts more than they have, further looks,
+    until one shows that somebody has it or `ASTRAY_SECONDS` are over. What is found is what all of them showed.
     """
+    time = asyncio.get_running_loop().time
+    over_at = time() + ASTRAY_SECONDS
     listed = None if count is None else await count()
-    again_at = asyncio.get_running_loop().time() + APART_SECONDS
+    again_at = time() + APART_SECONDS
     async with _Asking(connection, consumers) as asking:
         answers = await asking.ask(ANSWER_SECONDS)
         astray = unaccounted(listed or {}, answers)
-        if astray and count is not None:
-            await asyncio.sleep(again_at - asyncio.get_running_loop().time())
+        while astray and count is not None:
+            await asyncio.sleep(again_at - time())
             listed = await count()
-            answers = await asking.ask(LAST_SECONDS)
+            again_at = time() + APART_SECONDS
+            answers = await asking.ask(AGAIN_SECONDS)
             again = unaccounted(listed, answers)
             astray = {queue: min(messages, again[queue]) for queue, messages in astray.items() if queue in again}
+            if time() >= over_at:
+                break
     if isinstance(connection, BrokerConnection) and await connection.is_blocked():
         return InHandLooked(answers, [Finding("outage", _BLOCKED, "Free memory or disk on its machine; its log says which is short.")], listed)
     return InHandLooked(answers, [*late(answers), *lost(astray, consumers, answers)], listed)

@@ -17,6 +17,7 @@ from tests.e2e.stage import BOUND, ProviderProcess, Stage, leads, make_project
 
 from rowmill.client import Client
 from rowmill.dev import ServerSet
+from rowmill.doctor import in_hand
 from rowmill.doctor.auditing import Audit, audit_over
 from rowmill.doctor.findings import Finding
 from rowmill.doctor.health import look
@@ -251,8 +252,11 @@ async def test_a_service_that_is_away_and_a_dead_letter_are_found(stage: Stage) 
     assert "`rowmill serve row-executor` starts it" in done.stdout
 
 
-async def test_messages_that_somebody_holds_although_every_run_is_over_are_found(stage: Stage, servers: ServerSet) -> None:
+async def test_messages_that_somebody_holds_although_every_run_is_over_are_found(
+    stage: Stage, servers: ServerSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One in a work queue, and one beside it that is suspected of crashing who handles it. They may be of a run that begins meanwhile."""
+    monkeypatch.setattr(in_hand, "ASTRAY_SECONDS", 0.0)
     control = getattr(servers.broker, "control", None)
     if control is None:
         pytest.skip("only a broker of our own says what is unacknowledged")

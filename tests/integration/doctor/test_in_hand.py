@@ -12,6 +12,7 @@ import aio_pika
 import pytest
 
 from rowmill.dev import ServerSet
+from rowmill.doctor import in_hand
 from rowmill.doctor.health import listed
 from rowmill.doctor.in_hand import InHandLooked, look
 from rowmill.errors import UnavailableError
@@ -187,8 +188,9 @@ async def test_a_process_that_finishes_what_it_has_in_hand_before_it_stops_still
         await (await channel.get_queue(EXECUTOR_ADVANCE, ensure=False)).purge()
 
 
-async def test_what_a_stranger_holds_is_found_by_what_the_broker_counts(broker_url: str, servers: ServerSet) -> None:
+async def test_what_a_stranger_holds_is_found_by_what_the_broker_counts(broker_url: str, servers: ServerSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that does not answer has two messages, one of them suspect; what our own processes have in hand is accounted for."""
+    monkeypatch.setattr(in_hand, "ASTRAY_SECONDS", 0.0)
     control = getattr(servers.broker, "control", None)
     if control is None:
         pytest.skip("only a broker of our own says what is unacknowledged")
@@ -229,15 +231,36 @@ def hold(held: list[aio_pika.abc.AbstractIncomingMessage]) -> Callable[[aio_pika
     return keep
 
 
-async def test_what_the_broker_counts_is_a_finding_only_if_a_second_look_shows_it_too(connection: aio_pika.abc.AbstractConnection) -> None:
-    counts = [{EXECUTOR_KEYS: (5, 5), EXECUTOR_ADVANCE: (1, 1)}, {EXECUTOR_KEYS: (2, 2)}]
+async def test_what_the_broker_counts_is_a_finding_only_if_all_looks_show_it(
+    connection: aio_pika.abc.AbstractConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are two at least, and the fewest messages of all looks count."""
+    monkeypatch.setattr(in_hand, "APART_SECONDS", 0.01)
+    for seconds, later, fewest in ((0.0, [3], 3), (0.2, [3, 2, *[9] * 100], 2)):
+        monkeypatch.setattr(in_hand, "ASTRAY_SECONDS", seconds)
+        counts = [{EXECUTOR_KEYS: (5, 5), EXECUTOR_ADVANCE: (1, 1)}, *({EXECUTOR_KEYS: (held, held)} for held in later)]
+        looked = await look(connection, {EXECUTOR_ADVANCE: 0}, counted(counts))
+        assert [finding.problem.partition(" are ")[0] for finding in looked.findings] == [f"{fewest} messages of {EXECUTOR_KEYS}"]
+        assert looked.listed in ({EXECUTOR_KEYS: (3, 3)}, {EXECUTOR_KEYS: (9, 9)})
+
+
+async def test_what_is_in_somebodys_hand_in_a_later_look_is_no_finding(
+    connection: aio_pika.abc.AbstractConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a process that author code held up, which then answers, or goes on."""
+    monkeypatch.setattr(in_hand, "APART_SECONDS", 0.01)
+    counts = [{EXECUTOR_KEYS: (held, held)} for held in (5, 5, 5, 0)]
+    looked = await look(connection, {EXECUTOR_ADVANCE: 0}, counted(counts))
+    assert (looked.findings, counts) == ([], []), "and nobody looks any longer"
+
+
+def counted(counts: list[dict[str, tuple[int, int]]]) -> Callable[[], Awaitable[dict[str, tuple[int, int]]]]:
+    """What a broker counts, one look after the other."""
 
     async def count() -> dict[str, tuple[int, int]]:
         return counts.pop(0)
 
-    looked = await look(connection, {EXECUTOR_ADVANCE: 0}, count)
-    assert [finding.problem.partition(" are ")[0] for finding in looked.findings] == [f"2 messages of {EXECUTOR_KEYS}"]
-    assert looked.listed == {EXECUTOR_KEYS: (2, 2)}
+    return count
 
 
 async def test_nobody_is_waited_for_where_nobody_consumes(connection: aio_pika.abc.AbstractConnection) -> None:
