@@ -21,6 +21,7 @@ from rowmill.runtime.deliveries import REPLAYED, Delivery, Rejected
 from rowmill.runtime.loaded_code import LoadedCode
 from rowmill.runtime.rest import working
 from rowmill.runtime.suspicion import may_have_crashed
+from rowmill.said import said_by
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.events import AskCode, Control
 from rowmill_contracts.row_keys import KeyPage, PageKeys
@@ -253,13 +254,24 @@ def keys_of(key: object, page: KeyPage) -> list[str]:
     if not callable(key):
         raise DefinitionError(f"dataset {page.dataset!r} has no key function")
     function: Callable[[Any], Any] = key
+    called = getattr(function, "__name__", type(function).__name__)
     keys = []
-    for index, row in enumerate(page.rows, page.first_index):
+    for index, text in enumerate(page.rows, page.first_index):
+        row = None
         try:
-            keys.append(row_key_of(function(_decode_row(row)), index=index).hex())
+            row = _decode_row(text)
+            keys.append(row_key_of(function(row), index=index, function=called).hex())
         except BaseException as error:  # author code
-            raise RowFailure(None, error, row=index) from error
+            raise RowFailure(None, _told_of_dicts(error, row), row=index) from error
     return keys
+
+
+def _told_of_dicts(error: BaseException, row: dict[str, Any] | None) -> BaseException:
+    """The same error, but that of a function which takes its row for the row model, as columns get it, says what it is."""
+    if not isinstance(error, AttributeError) or row is None or error.obj is not row:
+        return error
+    told = f'{said_by(error)}: key functions get the row as a dict of the input\'s cells, so write row["{error.name}"]'
+    return AttributeError(told).with_traceback(error.__traceback__)
 
 
 class ControlHandler:

@@ -124,7 +124,8 @@ class DatasetBuilder:
     ) -> Handle:
         """Run the dataset and wait for its end.
 
-        ``key``: what makes two rows the same, as columns of the raw input row or a function of it (default: the whole row). ``mode``:
+        ``key``: what makes two rows the same, as columns of the raw input row or a function of it, which gets a dict of its cells (default: the
+        whole row); a part that is null or empty fails the run. ``mode``:
         ``net_new`` runs only rows that the sheet has not completed. ``on_error``: ``isolate`` fails rows one by one, ``fail`` the run with the
         first. ``concurrency``: rows at once. ``row_identity="source_row"``: equal rows of a file are different rows.
         """

@@ -19,7 +19,10 @@ from rowmill.errors import KeyPartMissing, ValueNotStorable
 _encode = msgspec.json.Encoder(order="sorted").encode
 _SCALARS = frozenset({str, int, bool, type(None)})
 
-_ADVICE = "; every row needs a key: fill it in, leave the row out, or take another key="
+_ADVICE = (
+    "; every row needs a key: fill it in, leave the row out, or take another key=, such as a function of the row that gives something else there"
+)
+_ADVICE_OF_FUNCTIONS = "; every row needs a key: let the function give something else there, or leave the row out"
 
 MAX_DEPTH = 200
 """Levels of lists and objects that a value may have."""
@@ -76,15 +79,19 @@ def row_key(row: Mapping[str, Any], key_columns: Sequence[str] | None = None, *,
     return hashlib.sha256(canonical(parts)).digest()
 
 
-def row_key_of(value: Any, *, index: int | None = None) -> bytes:
-    """The key of a row whose author's key function gave ``value``. Raises `KeyPartMissing` for null or empty, or a part of it that is so."""
+def row_key_of(value: Any, *, index: int | None = None, function: str = "") -> bytes:
+    """The key of a row whose author's key function, called ``function``, gave ``value``.
+
+    Raises `KeyPartMissing` for null or empty, or a part of it that is so.
+    """
     parts = value if isinstance(value, list | tuple) else (value,)
+    giver = f"key function {function!r}" if function else "the key function"
     for position, part in enumerate(parts):
         if part is None or part in ("", [], {}):
             where = f"part {position} of the value" if isinstance(value, list | tuple) and value else "the value"
-            raise KeyPartMissing(f"{_row(index)}: {where} of the key function is {_kind(part)}{_ADVICE}")
+            raise KeyPartMissing(f"{_row(index)}: {where} of {giver} is {_kind(part)}{_ADVICE_OF_FUNCTIONS}")
     if not parts:
-        raise KeyPartMissing(f"{_row(index)}: the value of the key function is empty{_ADVICE}")
+        raise KeyPartMissing(f"{_row(index)}: the value of {giver} is empty{_ADVICE_OF_FUNCTIONS}")
     return hashlib.sha256(canonical(list(value) if isinstance(value, tuple) else value)).digest()
 
 

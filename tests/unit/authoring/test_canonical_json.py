@@ -107,8 +107,13 @@ def test_a_key_function_gives_a_value_or_parts() -> None:
     assert row_key_of(("a", 1)) == row_key_of(["a", 1]) != row_key_of("a")
     missing: list[Any] = [None, "", [], ("a", None)]
     for value in missing:
-        with pytest.raises(KeyPartMissing, match="row 4 of the input"):
-            row_key_of(value, index=3)
+        with pytest.raises(KeyPartMissing, match=r"row 4 of the input.* of key function 'by_name' is .*let the function give something else there"):
+            row_key_of(value, index=3, function="by_name")
+
+
+def test_who_has_no_value_for_a_key_column_is_told_of_functions_too() -> None:
+    with pytest.raises(KeyPartMissing, match="take another key=, such as a function of the row that gives something else there"):
+        row_key({"domain": ""}, ["domain"])
 
 
 def test_equal_records_at_different_places_have_different_source_row_keys() -> None:
