@@ -273,14 +273,16 @@ class BadText(InputError):
 
 
 class MissingColumns(InputError):
-    """An input lacks columns that the play's rows require."""
+    """An input lacks columns that the play's rows require. ``near``: by field, a column that is only spelt in another way."""
 
     code = "missing_columns"
 
-    def __init__(self, name: str, missing: list[str], found: list[str]) -> None:
+    def __init__(self, name: str, missing: list[str], found: list[str], near: dict[str, str] | None = None) -> None:
         plural = "s" if len(missing) > 1 else ""
         listed = ", ".join(map(repr, found)) or "none"
-        super().__init__(f"{name}: missing required column{plural} {', '.join(map(repr, missing))}; found: {listed}")
+        named = ", ".join(f"{field}: ... = Field(alias={column!r})" for field, column in (near or {}).items())
+        advice = f"; rename it in the file, or name the column in the model: {named}" if named else ""
+        super().__init__(f"{name}: missing required column{plural} {', '.join(map(repr, missing))}; found: {listed}{advice}")
         self.missing = missing
         self.found = found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,20 @@ def check_columns(source: Source, model: type[BaseModel] | None) -> None:
         return
     missing = [name for name, field in model.model_fields.items() if field.is_required() and not (_accepted_names(model, name, field) & set(found))]
     if missing:
-        raise MissingColumns(source.name, missing, found)
+        raise MissingColumns(source.name, missing, found, _other_spellings(model, missing, found))
+
+
+def _other_spellings(model: type[BaseModel], missing: Sequence[str], found: Sequence[str]) -> dict[str, str]:
+    """By missing field, a column that no field takes and that differs from what the field takes only by case, spaces, underscores or hyphens."""
+    accepted = {name: _accepted_names(model, name, field) for name, field in model.model_fields.items()}
+    taken = set().union(*accepted.values())
+    free = {_bare(column): column for column in reversed(found) if column not in taken}
+    near = ((name, free.get(bare)) for name in missing for bare in {_bare(name), *map(_bare, sorted(accepted[name]))})
+    return {name: column for name, column in near if column is not None}
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[\s_-]+", "", name).casefold()
 
 
 def _accepted_names(model: type[BaseModel], name: str, field: Any) -> set[str]:

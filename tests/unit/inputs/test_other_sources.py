@@ -18,6 +18,8 @@ from pydantic import AliasChoices, BaseModel, Field
 from rowmill.encoding.values import encode_value
 from rowmill.errors import BadText, InputError, MissingColumns
 from rowmill.inputs import check_columns, open_source
+from rowmill.row_shapes import shape_of
+from rowmill.row_views import OpenRow, ReadSet
 
 
 def rows(source: Any, **options: Any) -> list[dict[str, Any]]:
@@ -239,6 +241,44 @@ def test_missing_columns_and_those_found_are_named(tmp_path: Path) -> None:
     with pytest.raises(MissingColumns, match="missing required columns 'domain', 'size'; found: 'Domain', 'name'") as caught:
         check_columns(source, Row)
     assert caught.value.missing == ["domain", "size"]
+
+
+class Firm(BaseModel):
+    company_name: str
+    website: str
+
+
+def test_a_column_that_is_only_spelt_in_another_way_is_named_with_what_takes_it(tmp_path: Path) -> None:
+    near, far = write(tmp_path, "Company-Name, WEB SITE\nA,x\n", "near.csv"), write(tmp_path, "company,Web\nA,x\n", "far.csv")
+    with pytest.raises(MissingColumns) as caught:
+        check_columns(open_source(near), Firm)
+    assert str(caught.value).endswith(
+        "; rename it in the file, or name the column in the model: "
+        "company_name: ... = Field(alias='Company-Name'), website: ... = Field(alias=' WEB SITE')"
+    )
+    with pytest.raises(MissingColumns, match=r"found: 'company', 'Web'$"):
+        check_columns(open_source(far), Firm)
+
+
+class Taken(BaseModel):
+    name: str
+    Name: str
+
+
+def test_a_column_that_another_field_takes_is_no_other_spelling(tmp_path: Path) -> None:
+    with pytest.raises(MissingColumns, match=r"missing required column 'Name'; found: 'name'$"):
+        check_columns(open_source(write(tmp_path, "name\nA\n", "in.csv")), Taken)
+
+
+def test_a_field_whose_alias_is_the_column_takes_it(tmp_path: Path) -> None:
+    class Named(BaseModel):
+        company_name: str = Field(alias="Company Name")
+
+    source = open_source(write(tmp_path, "Company Name\nAcme\n", "named.csv"))
+    check_columns(source, Named)
+    [page] = source.pages()
+    view = OpenRow(page[0], shape_of(Named)).view(ReadSet())
+    assert (view.company_name, view["Company Name"]) == ("Acme", "Acme")
 
 
 @pytest.mark.parametrize(
