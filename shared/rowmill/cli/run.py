@@ -71,6 +71,7 @@ def run(
     given = _inputs(found, inputs or [])
     if csv is not None:
         given[found.rows_field()] = open_source(csv, delimiter=delimiter, quote=quote, encoding=encoding, bad_rows=bad_rows, require=require or [])
+    _refuse_without_rows(found, given)
     request = RunRequest(
         project=project,
         play=found,
@@ -104,6 +105,15 @@ def _inputs(play: Play[Any, Any], assignments: list[str]) -> dict[str, Any]:
         else:
             given[name] = _value(value)
     return given
+
+
+def _refuse_without_rows(play: Play[Any, Any], given: dict[str, Any]) -> None:
+    """Raise `UsageError`, with the options that are to be given, unless every staged input has its rows that the play requires."""
+    missing = [name for name in play.rows_fields if name not in given and play.input_model.model_fields[name].is_required()]
+    if missing:
+        options = " and ".join(f"--input {name}=@FILE" for name in missing)
+        only = "--csv FILE, or " if len(play.rows_fields) == 1 else ""
+        raise UsageError(f"play {play.name!r} has no rows for {' and '.join(map(repr, missing))}: give {only}{options}")
 
 
 def _files(play: Play[Any, Any], assignments: list[str]) -> list[tuple[str, Path]]:

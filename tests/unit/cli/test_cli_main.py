@@ -99,6 +99,54 @@ def test_what_was_asked_wrongly_ends_with_status_2_and_not_with_that_of_failed_r
     assert "a bug" not in result.stderr
 
 
+ROWS = """
+from pydantic import BaseModel
+from rowmill import Context, Rows, play
+
+class Row(BaseModel):
+    website: str
+
+class One(BaseModel):
+    companies: Rows[Row]
+    region: str
+
+class Two(BaseModel):
+    companies: Rows[Row]
+    blocked: Rows[Row]
+    more: Rows[Row] | None = None
+
+@play("one")
+async def one(ctx: Context, input: One) -> None: ...
+
+@play("two")
+async def two(ctx: Context, input: Two) -> None: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("one",), "play 'one' has no rows for 'companies': give --csv FILE, or --input companies=@FILE"),
+        (("two", "--input", "blocked=@b.csv"), "play 'two' has no rows for 'companies': give --input companies=@FILE"),
+        (("two",), "play 'two' has no rows for 'companies' and 'blocked': give --input companies=@FILE and --input blocked=@FILE"),
+        (("one", "--csv", "b.csv"), "input of play 'one': region: Field required"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_run_without_its_rows_is_told_how_to_give_them(
+    nothing_answers: Path, words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nothing_answers / "rowmill.toml").write_text('plays = ["plays_that_want_rows"]\n')
+    (nothing_answers / "plays_that_want_rows.py").write_text(ROWS)
+    (nothing_answers / "b.csv").write_text("website\nx\n")
+    monkeypatch.chdir(nothing_answers)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with registry.isolated():
+        result = rowmill("run", *words)
+    sys.modules.pop("plays_that_want_rows", None)
+    assert (result.exit_code, result.stderr) == (2, f"rowmill: {told}\n")
+
+
 def test_one_staged_row_is_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress()
     progress.staged(1)
