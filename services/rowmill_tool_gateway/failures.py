@@ -151,6 +151,8 @@ PAYMENT_WORDS: Final = (
     b"billing_not_active",
 )
 """What bodies say when money is the matter, in any spelling of spaces, hyphens and case."""
+REASON: Final = 160
+"""Letters of what a provider said that go into the reason for which a run waits."""
 _SPELLING = bytes.maketrans(b" -", b"__")
 _LOOKED_AT = 4096
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
@@ -216,7 +218,7 @@ def decide(
         case Follow.WAIT:
             return Defer(seen.retry_after, failure)
         case Follow.HALT:
-            return Halt("payment", failure)
+            return Halt(unpaid(provider, failure.message), failure)
         case Follow.REFRESH:
             return Refresh(failure)
         case Follow.REOPEN if attempt >= policy.attempts:
@@ -226,6 +228,13 @@ def decide(
     if effect == "non_idempotent" and not may_repeat and (rule.follow in {Follow.REPEAT, Follow.REPEAT_5XX} or seen.kind == "crashed"):
         return OutcomeUnknown(failure)
     return Fail(failure, rule.charged)
+
+
+def unpaid(provider: str, message: str) -> str:
+    """Why a run waits whose provider wants to be paid: which one, and what it said. Short, as each row that waits carries it."""
+    said = " ".join(message.split())[:REASON]
+    told = said.removeprefix("the provider ")
+    return f"payment: provider {provider}{': ' if told == said else ' '}{told}"
 
 
 def speaks_of_payment(status: int, body: bytes, retry_after: float | None) -> bool:

@@ -12,6 +12,8 @@ import structlog
 from rowmill.encoding.receipts import short_digest
 from rowmill.errors import SecretMissing
 from rowmill.runtime.clock import Clock
+from rowmill.said import printable
+from rowmill.tools import Tool
 from rowmill_contracts.receipts import Completion, FailedCall, StoreAnswer
 from rowmill_contracts.runs import ProviderServes
 from rowmill_contracts.tools import ToolFailure
@@ -296,7 +298,16 @@ class Settler:
         if renewed:
             self._put_back(flight, failure, charged=False, then=lambda: self._dispatcher.try_again(flight, 0.0))
         else:
-            self._fail(flight, failure, charged=False)
+            self._fail(flight, refused(failure, flight.tool.tool), charged=False)
 
     def _failure(self, flight: Flight, code: str, message: str, category: str) -> ToolFailure:
         return ToolFailure(tool=flight.tool.id, provider=flight.tool.provider, code=code, message=message, origin="gateway", category=category)
+
+
+def refused(failure: ToolFailure, tool: Tool) -> ToolFailure:
+    """The failure of a call whose credential was refused, with what was sent; what a tool function sent is its author's to say."""
+    if failure.origin != "provider" or tool.kind != "http":
+        return failure
+    auth = tool.provider.auth
+    sent = "nothing was sent to say who asks: its provider has no auth=" if auth is None else f"sent: {auth.told}"
+    return msgspec.structs.replace(failure, message=printable(f"{failure.message} ({sent})"))

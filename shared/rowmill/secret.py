@@ -74,6 +74,10 @@ def _present(ref: SecretRef, value: str, place: str) -> str:
     return stripped
 
 
+def _named(ref: SecretRef) -> str:
+    return f"secret {ref.name}" if ref.account is None else f"secret {ref.name} of account {ref.account}"
+
+
 Resolver = Callable[[SecretRef], str]
 """Gives the value of a secret."""
 
@@ -91,6 +95,11 @@ class Bearer:
     def headers(self, value_of: Resolver) -> dict[str, str]:
         return {"Authorization": f"Bearer {value_of(self.secret)}"}
 
+    @property
+    def told(self) -> str:
+        """Which secret is sent and how, to a person; never its value. So of all kinds."""
+        return f"{_named(self.secret)} as Authorization: Bearer"
+
 
 @dataclass(frozen=True, slots=True)
 class Header:
@@ -105,6 +114,10 @@ class Header:
 
     def headers(self, value_of: Resolver) -> dict[str, str]:
         return {self.name: value_of(self.secret)}
+
+    @property
+    def told(self) -> str:
+        return f"{_named(self.secret)} in the header {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +135,10 @@ class Basic:
         username = self.username if isinstance(self.username, str) else value_of(self.username)
         pair = f"{username}:{value_of(self.password)}".encode()
         return {"Authorization": f"Basic {base64.b64encode(pair).decode('ascii')}"}
+
+    @property
+    def told(self) -> str:
+        return f"{' and '.join(_named(ref) for ref in self.secrets)} as Authorization: Basic"
 
 
 Auth = Bearer | Header | Basic

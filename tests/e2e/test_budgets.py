@@ -240,7 +240,7 @@ async def test_a_provider_that_wants_to_be_paid_lets_the_run_wait(system: Stage,
     system.provider.control(reply={"path": "/v2/bulk", "status": 402, "count": 1, "body": '{"error": "pay first"}'})
     job = await client.start(system.play(), leads=rows)
 
-    assert (await stands(job)).waiting_for == "payment"
+    assert (await stands(job)).waiting_for == 'payment: provider hunter answered 402: {"error": "pay first"}'
     await rests(system)
     await job.resume()
 

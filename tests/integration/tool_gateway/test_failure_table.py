@@ -302,7 +302,7 @@ async def _follows(rig: Rig, line: Any, effect: str) -> None:
     if follows == WAITS:
         assert outcome.wait_ms >= (7000 if "Retry-After" in what else 1000)
     if follows == RUN_WAITS:
-        assert outcome.reason == "payment"
+        assert outcome.reason.startswith(f"payment: provider {tool} answered {seen['status']}")
     if follows != REPEATS and provider not in {REFUSES, RESETS}:
         assert len(server.requests) == 1
 

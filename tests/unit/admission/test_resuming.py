@@ -43,5 +43,6 @@ def test_a_budget_with_which_a_run_would_stop_at_once_is_too_little_and_what_is_
 
 
 def test_a_run_that_waits_for_something_else_may_go_on_whatever_is_spent() -> None:
-    for reason in ("pause", "payment", "", "budget", "budget: money, receipt abc123 cost 0.03, more than the 0.01 reserved for it"):
+    asks_to_be_paid = ("payment", "payment: provider p answered 402: budget: calls")
+    for reason in ("pause", *asks_to_be_paid, "", "budget", "budget: money, receipt abc123 cost 0.03, more than the 0.01 reserved for it"):
         assert too_little("r", reason, Limits(**AS_IT_WAS), CHARGED, 61.5) == ""

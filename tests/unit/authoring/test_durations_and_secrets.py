@@ -10,7 +10,7 @@ import pytest
 
 from rowmill.durations import Rate, seconds
 from rowmill.errors import DefinitionError, SecretMissing
-from rowmill.secret import Basic, Bearer, Header, credential_scope, resolve, secret
+from rowmill.secret import Auth, Basic, Bearer, Header, credential_scope, resolve, secret
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,19 @@ def test_credentials_become_headers() -> None:
     pair = base64.b64encode(b"me:<P>").decode()
     assert Basic("me", secret("P")).headers(value_of) == {"Authorization": f"Basic {pair}"}
     assert [ref.name for ref in Basic(secret("U"), secret("P")).secrets] == ["U", "P"]
+
+
+@pytest.mark.parametrize(
+    ("auth", "told"),
+    [
+        (Bearer(secret("KEY")), "secret KEY as Authorization: Bearer"),
+        (Header("X-Api-Key", secret("KEY", "eu")), "secret KEY of account eu in the header X-Api-Key"),
+        (Basic("me", secret("P")), "secret P as Authorization: Basic"),
+        (Basic(secret("U"), secret("P")), "secret U and secret P as Authorization: Basic"),
+    ],
+)
+def test_it_is_told_which_secret_is_sent_and_how_by_names_alone(auth: Auth, told: str) -> None:
+    assert auth.told == told
 
 
 def test_a_credential_scope_is_of_name_and_account_alone() -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from rowmill.budgets import as_typed, budget_typed
 from rowmill.cli import connecting
 from rowmill.cli.main import app
+from rowmill.cli.running import _waiting as waiting_told
 from rowmill.cli.wording import failed_told, hidden_told, kept_budget_told
 from rowmill.client.outages import Outage
 from rowmill_contracts.budgets import Budget, Limits
@@ -136,3 +137,10 @@ def test_the_words_of_a_budget_say_it_again() -> None:
     limits = Limits(money=Decimal("5.00"), calls=1000, retries=0, wall_time=5400.0)
     assert as_typed(limits) == ["5.00", "calls=1000", "retries=0", "wall-time=5400s"]
     assert budget_typed(as_typed(limits)) == limits
+
+
+def test_a_run_that_waits_to_be_paid_says_for_whom_and_how_it_goes_on() -> None:
+    run = msgspec.structs.replace(RUN, state="waiting", waiting_for='halted:payment: provider firmo answered 402: {"error": "pay, please: 5"}')
+    said = waiting_told(run)
+    assert said.startswith('run r1 waits for payment: provider firmo answered 402: {"error": "pay, please: 5"}; what it has is stored')
+    assert "pay the provider, then `rowmill runs resume r1` while `rowmill up` runs" in said

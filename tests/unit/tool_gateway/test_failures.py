@@ -4,6 +4,7 @@ import pytest
 
 from rowmill_contracts.tools import Effect
 from rowmill_tool_gateway.failures import (
+    REASON,
     Decision,
     Defer,
     Fail,
@@ -89,6 +90,20 @@ def test_a_busy_provider_makes_the_call_wait(status: int) -> None:
 def test_payment_halts_whether_the_status_or_the_body_says_so() -> None:
     assert isinstance(follow(answered(402)), Halt)
     assert isinstance(follow(answered(403, says_payment=True)), Halt)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ('the provider answered 402: {\n  "error": "pay"\n}', 'payment: provider hunter answered 402: { "error": "pay" }'),
+        ("no credits left", "payment: provider hunter: no credits left"),
+        ("x" * 2000, f"payment: provider hunter: {'x' * REASON}"),
+    ],
+)
+def test_the_run_waits_for_a_reason_that_names_the_provider_and_what_it_said(message: str, reason: str) -> None:
+    decision = follow(Observation("answered", message, status=402))
+    assert isinstance(decision, Halt)
+    assert decision.reason == reason
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -17,7 +17,7 @@ from rowmill_tool_gateway.handlers import Handlers
 async def test_a_402_halts_and_keeps_no_failure(rig: Rig) -> None:
     rig.port.script = answering({"error": "pay"}, status=402)
     [outcome] = await rig.ask([rig.item(find_tool(), {"domain": "a.example"})])
-    assert (outcome.outcome, outcome.reason) == ("halted", "payment")
+    assert (outcome.outcome, outcome.reason) == ("halted", 'payment: provider hunter answered 402: {"error":"pay"}')
     assert not rig.store.failures
 
 
