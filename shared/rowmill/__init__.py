@@ -1,7 +1,7 @@
 """rowmill works tables row by row with paid, rate-limited tools: durable, never paying twice, never losing a row.
 
-This is what authors import. Loading it loads no broker client, database driver, HTTP client or data frame library; `Client`, `run` and
-`rowmill.testing` are loaded when first used.
+This is what authors import. Loading it loads no broker client, database driver, HTTP client or data frame library; `Client` and `run` are loaded
+when first used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rowmill.handles import Handle
 from rowmill.plays import play
 from rowmill.providers import Provider
 from rowmill.rows import Rows
-from rowmill.secret import Bearer, secret
+from rowmill.secret import Basic, Bearer, Header, secret
 from rowmill.steps import steps
 from rowmill.tools import Batch, HttpTool, ToolCall
 
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from rowmill.client import Client, run
 
 __all__ = [
+    "Basic",
     "Batch",
     "Bearer",
     "Client",
     "Context",
     "Handle",
+    "Header",
     "HttpTool",
     "Provider",
     "RowContext",
@@ -49,6 +51,4 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name in _LAZY:
             return getattr(importlib.import_module(_LAZY[name]), name)
-        if name == "testing":
-            return importlib.import_module("rowmill.testing")
         raise AttributeError(f"module 'rowmill' has no attribute {name!r}")

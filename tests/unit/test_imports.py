@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
+
+import rowmill
+from rowmill.secret import Auth
 
 DRIVERS = ("aio_pika", "aiormq", "faststream", "asyncpg")
 
@@ -40,3 +45,15 @@ def test_whoever_is_on_the_bus_knows_every_kind_of_message() -> None:
     """A dead letter, or a hint to all, may be of any; what is not known cannot be told apart from what is malformed."""
     done = subprocess.run([sys.executable, "-c", KNOWN], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_everything_that_authors_import_is_there_and_no_more_is_spoken_of() -> None:
+    assert [name for name in rowmill.__all__ if not hasattr(rowmill, name)] == []
+    spoken = re.findall(r"`(?:rowmill\.)?(\w+)`", rowmill.__doc__ or "")
+    assert "Client" in spoken
+    assert [name for name in spoken if not hasattr(rowmill, name)] == []
+
+
+def test_each_way_of_sending_a_credential_is_imported_beside_the_others() -> None:
+    assert {each.__name__ for each in get_args(Auth)} == {"Bearer", "Header", "Basic"}
+    assert [getattr(rowmill, each.__name__, None) for each in get_args(Auth)] == list(get_args(Auth))
