@@ -177,7 +177,7 @@ def test_importing_rowmill_loads_no_driver_and_no_library_of_frames(module: str)
 
 
 def test_rowmill_exports_the_documented_names() -> None:
-    documented = "Batch Bearer Client Context Handle HttpTool Provider RowContext Rows ToolCall ToolError column play run secret steps"
+    documented = "Basic Batch Bearer Client Context Handle Header HttpTool Provider RowContext Rows ToolCall ToolError column play run secret steps"
     assert rowmill.__all__ == documented.split()
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         rowmill.nothing_of_the_kind  # type: ignore[attr-defined]  # noqa: B018
