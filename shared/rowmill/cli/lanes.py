@@ -37,7 +37,7 @@ def lanes(
         state = "" if answer.storing else "; it cannot store results, so it sends nothing"
         print(f"gateway {answer.gateway}: {len(answer.lanes) or 'no'} lane{'' if len(answer.lanes) == 1 else 's'}{state}")
         for lane in answer.lanes:
-            print(f"  {lane.org}/{lane.provider:20} {_state(lane):40} {_traffic(lane)}")
+            print(_line(lane))
 
 
 def _document(answer: LanesShown) -> dict[str, Any]:
@@ -46,6 +46,11 @@ def _document(answer: LanesShown) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(answer)
     document["storing"] = answer.storing
     return document
+
+
+def _line(lane: LaneView) -> str:
+    """What is longer than its column still has two spaces behind it."""
+    return f"  {f'{lane.org}/{lane.provider}':27}  {_state(lane):39}  {_traffic(lane)}"
 
 
 def _state(lane: LaneView) -> str:

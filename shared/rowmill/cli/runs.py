@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rowmill.cli.wording import charged_told, numbered, problem_told, rows_told
+from rowmill.cli.wording import charged_told, numbered, problem_told, retry_code_told, rows_told
 from rowmill.errors import UsageError
 
 if TYPE_CHECKING:
     from rowmill.client.jobs import Job
     from rowmill.client.outages import Outage
+    from rowmill_contracts.events import CodeShown
     from rowmill_contracts.run_questions import RunSummary
 
 app = typer.Typer(help="Runs: what ran, what runs, how it ended.", no_args_is_help=True)
@@ -139,12 +140,11 @@ def retry(run_id: str, as_json: JsonOption = False) -> None:
 
     from rowmill.cli.connecting import asked  # noqa: PLC0415
     from rowmill.client.client import Client  # noqa: PLC0415
+    from rowmill.client.loaded_code import ask_code  # noqa: PLC0415
 
     async def question(url: str) -> tuple[RunSummary | None, RunSummary | None]:
         async with Client(url, row_events=False) as client:
-            job = await client.job(run_id)
-            before = await job.status()
-            return before, await job.retry() if before is not None else None
+            return await _retried(await client.job(run_id), lambda play: ask_code(client.bus, play))
 
     before, run = asked(question, of="admission")
     if before is None or run is None:
@@ -160,7 +160,16 @@ def retry(run_id: str, as_json: JsonOption = False) -> None:
     again = before.counts.failed
     rows = f"{numbered(again, 'failed row')} of run {run_id} {'is' if again == 1 else 'are'} worked again"
     print(f"{rows if again else f'run {run_id} goes on'}; `rowmill runs get {run_id}` shows how it stands")
-    typer.echo("rowmill: by the code that the services loaded when they started; if you edited yours since, start `rowmill up` again", err=True)
+
+
+async def _retried(job: Job, loaded: Callable[[str], Awaitable[Collection[CodeShown]]]) -> tuple[RunSummary | None, RunSummary | None]:
+    """How the run stood before its retry and after; None: there is none. By which code it is retried is said before it is, as rows cost money."""
+    before = await job.status()
+    if before is None:
+        return None, None
+    if before.state in _OVER:
+        typer.echo(f"rowmill: {retry_code_told(await loaded(before.play))}", err=True)
+    return before, await job.retry()
 
 
 def _acted(run_id: str, act: Callable[[Job], Awaitable[Any]], *, stands_before: bool = False) -> RunSummary:

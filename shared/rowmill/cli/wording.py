@@ -62,6 +62,13 @@ def other_code_told(play: str, digest: str, loaded: Iterable[CodeShown]) -> str 
     return f"the services run code of {at}; restart `rowmill up` to use your changes"
 
 
+def retry_code_told(loaded: Iterable[CodeShown]) -> str:
+    """By which code rows are worked again, as far as services say what they have; times are those of this machine's zone."""
+    at = min((each.loaded_at for each in loaded), default=None)
+    when = "when they started" if at is None else f"at {time.strftime('%H:%M:%S', time.localtime(at))}"
+    return f"rows are worked again by the code that the services loaded {when}; if you edited yours since, start `rowmill up` again"
+
+
 def why_told(code: str) -> str:
     """Why a provider does not serve, by the code of the failure that was seen last; empty: nobody knows."""
     if code.startswith("http_"):

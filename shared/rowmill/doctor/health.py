@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 from aio_pika.abc import AbstractConnection
 from aio_pika.exceptions import ChannelNotFoundEntity
 
+from rowmill.client.loaded_code import LOADERS
 from rowmill.dev.working_set import SIGNS
 from rowmill.doctor import in_hand
 from rowmill.doctor.auditing import NO_TABLES, SQL, reading
@@ -145,7 +146,10 @@ def judge(health: Health) -> None:
     """Find what is wrong with what was seen."""
     for service, runs in health.services.items():
         if not runs:
-            health.wrong("services", f"Nobody runs the {service} service on this broker.", f"`rowmill serve {service}` starts it, `rowmill up` all.")
+            advice = f"`rowmill serve {service}` starts it, `rowmill up` all."
+            if service in LOADERS:  # the broker takes one for gone that author code has held up for long
+                advice += " If it runs, author code holds it up: see its log, or a stack of its process."
+            health.wrong("services", f"Nobody runs the {service} service on this broker.", advice)
     limits = {work.name: work.arguments.get("x-max-length", 0) for work in WORK_QUEUES}
     idle = health.unfinished == 0
     for queue in health.queues:

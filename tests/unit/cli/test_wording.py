@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from decimal import Decimal
+from typing import cast
 
 import msgspec
 import pytest
@@ -12,10 +14,13 @@ from rowmill.budgets import as_typed, budget_typed
 from rowmill.cli import connecting
 from rowmill.cli.main import app
 from rowmill.cli.running import _waiting as waiting_told
-from rowmill.cli.wording import failed_told, hidden_told, kept_budget_told
+from rowmill.cli.runs import _retried as retried
+from rowmill.cli.wording import failed_told, hidden_told, kept_budget_told, retry_code_told
+from rowmill.client.jobs import Job
 from rowmill.client.outages import Outage
 from rowmill_contracts.budgets import Budget, Limits
 from rowmill_contracts.counts import Counts, Problem
+from rowmill_contracts.events import CodeShown
 from rowmill_contracts.run_questions import DatasetSummary, RunSummary
 from rowmill_contracts.runs import RunState
 
@@ -144,3 +149,26 @@ def test_a_run_that_waits_to_be_paid_says_for_whom_and_how_it_goes_on() -> None:
     said = waiting_told(run)
     assert said.startswith('run r1 waits for payment: provider firmo answered 402: {"error": "pay, please: 5"}; what it has is stored')
     assert "pay the provider, then `rowmill runs resume r1` while `rowmill up` runs" in said
+
+
+@pytest.mark.parametrize(("state", "said"), [("completed", True), ("running", False)])
+async def test_by_which_code_a_run_is_retried_is_said_before_it_is(state: RunState, said: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    run = msgspec.structs.replace(RUN, state=state)
+    stderr: list[str] = []
+
+    class Over:
+        async def status(self) -> RunSummary:
+            return run
+
+        async def retry(self) -> RunSummary:
+            stderr.append(capsys.readouterr().err)
+            return run
+
+    async def loaded(play: str) -> list[CodeShown]:
+        return [CodeShown(service=play, process=name, play=play, digest="d", loaded_at=at) for name, at in (("p1", 2000.0), ("p2", 1000.0))]
+
+    assert await retried(cast("Job", Over()), loaded) == (run, run)
+    at = time.strftime("%H:%M:%S", time.localtime(1000.0))
+    line = f"rowmill: rows are worked again by the code that the services loaded at {at}; if you edited yours since, start `rowmill up` again\n"
+    assert stderr == [line if said else ""]
+    assert "loaded when they started; if" in retry_code_told([])

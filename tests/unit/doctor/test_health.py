@@ -50,3 +50,13 @@ def test_rows_may_travel_by_whatever_is_ready_held_suspected_or_delayed_and_by_w
     assert health.queued == 15
     assert replace(health, queues=[WELL], delayed=0).queued == 0
     assert replace(health, queues=[replace(WELL, unacknowledged=None)], delayed=None).queued is None
+
+
+def test_of_services_that_run_author_code_it_is_said_what_holds_them_up_if_they_run() -> None:
+    health = Health("b", "d", services={"row-executor": False, "tool-gateway": False, "admission": False, "receipt-store": True})
+    judge(health)
+    assert {finding.problem.split()[3]: "If it runs, author code holds it up" in finding.advice for finding in health.findings} == {
+        "row-executor": True,
+        "tool-gateway": True,
+        "admission": False,
+    }
