@@ -67,7 +67,7 @@ def _validated(value: Any, info: core_schema.ValidationInfo) -> Rows[Any]:
     inner = value.get(ROWS) if isinstance(value, Mapping) and len(value) == 1 else None
     input_id = inner.get("input_id") if isinstance(inner, Mapping) else None
     if not isinstance(input_id, str) or not input_id:
-        raise ValueError('a staged input is {"$rows": {"input_id": "..."}}; stage the rows first')
+        raise ValueError('a staged input is {"$rows": {"input_id": "..."}}; stage the rows first (from Python: pass the play itself, not its name)')
     return Rows(info.field_name or "", input_id)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rowmill.budgets import BudgetLike, budget_of
 from rowmill.client import finding
 from rowmill.client.jobs import Event, Job
+from rowmill.client.named_plays import refuse_rows
 from rowmill.client.patience import Report
 from rowmill.client.staging import Staged, stage
 from rowmill.encoding.values import encode_value
@@ -76,11 +77,13 @@ class Client:
         """Stage what must be staged, start a run, and return its job.
 
         ``fields`` and ``input`` fill the play's input; a field of type ``Rows`` takes a list, an iterator, a frame, an Arrow stream, a path, or an
-        opened `Source`. A field named like an option goes into ``input``. Starting again with the same ``run_id`` is the same run.
+        opened `Source`, where the play itself is given and not its name. A field named like an option goes into ``input``. Starting again with the
+        same ``run_id`` is the same run.
         ``budget``: money, or a mapping with limits of money, calls, retries and wall_time, of which the first that is spent lets the run wait.
 
         Raises:
-            UsageError: a field is unknown or not storable, or ``run_id`` too long. InputError: a source is unusable; nothing was started then.
+            UsageError: a field is unknown or not storable, or takes rows of a play that is only named, or ``run_id`` is too long. InputError: a
+                source is unusable. Nothing was started then.
 
         """
         if run_id is not None and (len(run_id) > LONGEST_ID or "\x00" in run_id):
@@ -144,10 +147,11 @@ def divided_input(play: Play[Any, Any] | str, given: dict[str, Any]) -> tuple[di
     """Plain values of the input, and the sources to stage: checked whole (files are read through), before anything is started or staged.
 
     Raises:
-        UsageError: a field is unknown, missing or not storable. InputError: a source is unusable.
+        UsageError: a field is unknown, missing or not storable, or takes rows of a play that is only named. InputError: a source is unusable.
 
     """
     if isinstance(play, str):
+        refuse_rows(play, given)
         return {name: encode_value(value, name) for name, value in given.items()}, {}
     sources = {name: value if isinstance(value, Source) else open_source(value) for name, value in given.items() if name in play.rows_fields}
     plain = {name: encode_value(value, name) for name, value in given.items() if name not in sources}

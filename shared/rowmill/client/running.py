@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import os
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rowmill.client.client import Client
 from rowmill.client.jobs import RunResult
+from rowmill.client.named_plays import refuse_rows
 from rowmill.dev.working_set import working_set
 from rowmill.handles import Handle, PageReader
 from rowmill.paged_handle import PagedHandle
@@ -29,7 +31,8 @@ def run(play: Play[Any, Any] | str, **options: Any) -> RunResult:
 
     ``options`` are the fields of the play's input, and those of `Client.start`:
 
-    - a field of type ``Rows``, such as ``leads=``: a list, an iterator, a frame, an Arrow stream, or a file's path; any other field: its value;
+    - a field of type ``Rows``, such as ``leads=``: a list, an iterator, a frame, an Arrow stream, or a file's path (where the play itself is given,
+      not its name); any other field: its value;
     - ``input``: fields by name in a dict, as for those that are named like an option;
     - ``run_id``: the run's name; the same name is the same run, which is waited for and not started again;
     - ``limit``: work the first so many rows only;
@@ -64,6 +67,9 @@ def run(play: Play[Any, Any] | str, **options: Any) -> RunResult:
 
 
 def _run(play: Play[Any, Any] | str, options: dict[str, Any]) -> RunResult:
+    if isinstance(play, str):  # said before servers and services are started
+        options_of_start = inspect.signature(Client.start).parameters
+        refuse_rows(play, {**(options.get("input") or {}), **{name: value for name, value in options.items() if name not in options_of_start}})
     project = Project.find(_folder_of(play))
     with working_set(project.folder, broker_url=project.settings.broker, database_url=project.settings.database, report=_report) as found:
         return asyncio.run(_started_and_awaited(found.broker_url, play, options))

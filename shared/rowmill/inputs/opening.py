@@ -14,7 +14,10 @@ from rowmill.inputs.jsonl_source import JsonLinesSource
 from rowmill.inputs.memory_source import IteratorSource, ListSource
 from rowmill.inputs.sources import Source
 
-_ENDINGS = ".csv, .tsv, .jsonl, .ndjson, .parquet"
+ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+"""Of the files that hold rows, in small letters."""
+
+_ENDINGS = ", ".join(ENDINGS)
 
 
 def open_source(
