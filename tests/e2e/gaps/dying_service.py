@@ -32,6 +32,7 @@ class Trap:
     def __init__(self, gap: Gap) -> None:
         self._gap = gap
         self._seen = 0
+        self._claimed = False
 
     async def out(self, message_type: str | None, key: str, body: bytes, send: Callable[[], Awaitable[None]]) -> None:
         """Send a message, unless this is the gap."""
@@ -49,12 +50,13 @@ class Trap:
             die()
 
     def _counts(self, message_type: str | None, key: str, body: bytes) -> bool:
-        gap = self._gap
-        if (message_type or "").partition(".")[0] != gap.message or not key.startswith(gap.key):
+        gap, name = self._gap, (message_type or "").partition(".")[0]
+        self._claimed |= name == "ReceiptsClaimed"
+        if name != gap.message or not key.startswith(gap.key):
             return False
         message = decode(message_type, body)
         if isinstance(message, ShardsLeased):
-            return bool(message.shards)  # gateways that have none ask too, who else there is
+            return self._claimed and bool(message.shards)  # with the run's calls: gateways renew what they have without any
         if isinstance(message, ClaimReceipts):
             return not message.only_cached  # where calls would wait long, a look at what is stored comes first
         return not gap.returning or (isinstance(message, RowTasks) and any(row.waits for row in message.rows))
