@@ -6,7 +6,7 @@ A body that waits is dropped, not kept: whatever ends its wait has it run again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -221,9 +221,17 @@ class BodyDriver:
                 term=lease.term,
                 lease_id=lease.lease_id,
                 outcome="waiting",
-                waiting_for=", ".join(dict.fromkeys(calls.waiting_for)),
+                waiting_for=_told(calls.waiting_for),
             )
         )
 
     async def _release(self, lease: Lease, *, error: Problem) -> None:
         await self._world.admission.release(ReleaseRun(run_id=lease.run_id, term=lease.term, lease_id=lease.lease_id, outcome="failed", error=error))
+
+
+def _told(waiting_for: Sequence[str]) -> str:
+    """What a body waits for, each once; of what a person has to see to, the first."""
+    told: dict[str, str] = {}
+    for what in waiting_for:
+        told.setdefault("halted" if what.startswith("halted:") else what, what)
+    return ", ".join(told.values())

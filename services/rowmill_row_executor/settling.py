@@ -103,9 +103,10 @@ class BusSettler:
         outbox.add(row, ticket)
 
     def park(self, of: DatasetOfRun, row: ParkedRow, ticket: Ticket, *, reason: str, halted: bool = False) -> None:
-        outbox = self._parking.get((of, reason, halted))
+        kind = reason.partition(":")[0] if halted else reason  # what follows may be another for each row: the first stands for all
+        outbox = self._parking.get((of, kind, halted))
         if outbox is None:
-            outbox = self._parking[of, reason, halted] = self._park_outbox(of, reason, halted=halted)
+            outbox = self._parking[of, kind, halted] = self._park_outbox(of, kind, reason, halted=halted)
         outbox.add(row, ticket)
 
     def _settle_outbox(self, of: DatasetOfRun) -> _Outbox[SettledRow]:
@@ -115,12 +116,12 @@ class BusSettler:
 
         return _Outbox(send, lambda: _forget(self._settling, of), self._page_gather)
 
-    def _park_outbox(self, of: DatasetOfRun, reason: str, *, halted: bool) -> _Outbox[ParkedRow]:
+    def _park_outbox(self, of: DatasetOfRun, kind: str, reason: str, *, halted: bool) -> _Outbox[ParkedRow]:
         async def send(rows: list[ParkedRow]) -> None:
             message = RowsParked(run_id=of.run_id, dataset=of.dataset, reason=reason, rows=rows, halted=halted)
             await self._bus.publish(message, ADMISSION_PARKED)
 
-        return _Outbox(send, lambda: _forget(self._parking, (of, reason, halted)), self._page_gather)
+        return _Outbox(send, lambda: _forget(self._parking, (of, kind, halted)), self._page_gather)
 
 
 def _size_of(item: tuple[SettledRow | ParkedRow, Ticket]) -> int:

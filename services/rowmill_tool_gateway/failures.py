@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Final, Literal
 
-from rowmill.said import printable
+from rowmill.said import on_one_line, printable
 from rowmill_contracts.tools import Effect, ToolFailure
 
 Kind = Literal["answered", "not_sent", "never_opened", "no_answer", "bad_answer", "wrong_answer", "too_large", "raised", "crashed", "misdefined"]
@@ -232,7 +232,7 @@ def decide(
 
 def unpaid(provider: str, message: str) -> str:
     """Why a run waits whose provider wants to be paid: which one, and what it said. Short, as each row that waits carries it."""
-    said = " ".join(message.split())[:REASON]
+    said = on_one_line(message, REASON)
     told = said.removeprefix("the provider ")
     return f"payment: provider {provider}{': ' if told == said else ' '}{told}"
 

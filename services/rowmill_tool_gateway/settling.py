@@ -309,5 +309,5 @@ def refused(failure: ToolFailure, tool: Tool) -> ToolFailure:
     if failure.origin != "provider" or tool.kind != "http":
         return failure
     auth = tool.provider.auth
-    sent = "nothing was sent to say who asks: its provider has no auth=" if auth is None else f"sent: {auth.told}"
+    sent = "its provider has no auth=" if auth is None else f"sent: {auth.told}"
     return msgspec.structs.replace(failure, message=printable(f"{failure.message} ({sent})"))

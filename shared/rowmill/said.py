@@ -13,6 +13,12 @@ def printable(text: str) -> str:
     return text[:LONGEST].encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
 
 
+def on_one_line(text: str, most: int) -> str:
+    """What a person is shown of it: no line's end, nothing that moves a terminal, not longer than ``most`` characters."""
+    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    return line if len(line) <= most else f"{line[:most]}…"
+
+
 def named(error: BaseException) -> str:
     """The error's type and what it says, if anything."""
     said = said_by(error)

@@ -90,8 +90,9 @@ def problem_told(problem: Problem) -> str:
 
 def first_error_told(problem: Problem) -> str:
     """Why rows began to fail, on one line that is not too long for a look."""
-    message = " ".join(problem.message.split())
-    short = message if len(message) <= MOST_LETTERS else f"{message[:MOST_LETTERS]}…"
+    from rowmill.said import on_one_line  # noqa: PLC0415 - commands load what they need
+
+    short = on_one_line(problem.message, MOST_LETTERS)
     return f"a row failed: {problem_told(msgspec.structs.replace(problem, message=short))}; others of the same code are only counted"
 
 

@@ -36,16 +36,17 @@ class Client:
     """A connection to rowmill's services. Use ``async with Client() as client``.
 
     The broker's address is ``broker_url``, else ``ROWMILL_BROKER_URL``, else what the `rowmill.toml` of this folder or one above says, else that
-    of the project's own servers, as `rowmill up` runs them; nothing is started. With ``row_events`` false, jobs hear of runs and datasets only, not
-    of rows. ``report`` is told in a line when nobody answers a job that is waited for, and when somebody does again.
+    of the project's own servers, as `rowmill up` runs them (in no project the one that services take by themselves); nothing is started. With
+    ``row_events`` false, jobs hear of runs and datasets only, not of rows. ``report`` is told in a line when nobody answers a job that is waited
+    for, and when somebody does again.
 
     Raises:
-        UnavailableError: no address is given or configured, and the project's own servers do not run.
+        UnavailableError: no address is given or configured, this is a project, and its own servers do not run.
 
     """
 
     def __init__(self, broker_url: str | None = None, *, row_events: bool = True, report: Report | None = None) -> None:
-        self.bus = Bus(ServiceSettings(broker_url=broker_url or finding.broker_url()), service="client")
+        self.bus = Bus(ServiceSettings(broker_url=broker_url or finding.client_broker_url()), service="client")
         self._row_events = row_events
         self._report = report
         self._jobs: dict[str, Job] = {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from rowmill.dev.servers import Servers
 from rowmill.errors import UnavailableError
 from rowmill.project import Project
+from rowmill.runtime.settings import ServiceSettings
 
 
 def broker_url(project: Project | None = None) -> str:
@@ -28,3 +29,18 @@ def broker_url(project: Project | None = None) -> str:
             "`rowmill dev up` the servers alone, to which services that run come back"
         )
     return found
+
+
+def client_broker_url() -> str:
+    """The same for who may be in no project: where none has a file here or above, the address is the one that services take by themselves.
+
+    Raises:
+        UnavailableError: as `broker_url`, in a project.
+
+    """
+    try:
+        return broker_url()
+    except UnavailableError:
+        if Project.find(Path.cwd()).file is not None:
+            raise
+        return ServiceSettings().broker_url

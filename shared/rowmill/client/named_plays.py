@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from rowmill import registry
 from rowmill.encoding.values import encode_value
-from rowmill.errors import RowmillError, UnknownName, UsageError, ValueNotStorable
+from rowmill.errors import UnknownName, UsageError, ValueNotStorable
 from rowmill.inputs.opening import ENDINGS
 from rowmill.plays import Play
 from rowmill.project import Project
@@ -53,5 +53,5 @@ def _play_named(name: str) -> Play[Any, Any] | None:
         if project.file is not None:
             project.load()
         return registry.play_named(name)
-    except RowmillError:  # whose services are elsewhere need not have the code
+    except (Exception, SystemExit):  # whose services are elsewhere need not have the code, nor all that it imports
         return None

@@ -54,7 +54,7 @@ def _other_spellings(model: type[BaseModel], missing: Sequence[str], found: Sequ
     """By missing field, a column that no field takes and that differs from what the field takes only by case, spaces, underscores or hyphens."""
     accepted = {name: _accepted_names(model, name, field) for name, field in model.model_fields.items()}
     taken = set().union(*accepted.values())
-    free = {_bare(column): column for column in reversed(found) if column not in taken}
+    free = {_bare(column): column for column in reversed(found) if isinstance(column, str) and column not in taken}
     near = ((name, free.get(bare)) for name in missing for bare in {_bare(name), *map(_bare, sorted(accepted[name]))})
     return {name: column for name, column in near if column is not None}
 

@@ -127,6 +127,12 @@ async def test_a_client_whose_project_has_no_broker_that_runs_is_told_at_once_wh
         Client()
 
 
+async def test_a_client_that_is_in_no_project_takes_the_address_that_services_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Servers, "running_broker_url", lambda _self: None)
+    (tmp_path / "rowmill.toml").unlink()
+    assert Client().bus._settings.broker_url == ServiceSettings().broker_url
+
+
 async def test_a_client_whose_broker_does_not_answer_is_told_what_starts_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rowmill.client.client.CONNECT_SECONDS", 0.2)
     with socket.socket() as taken:

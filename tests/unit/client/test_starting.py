@@ -119,6 +119,12 @@ async def test_a_play_that_is_loaded_is_known_where_its_project_is_not(tmp_path:
             await published_by_name("leads", rows="leads.csv")
 
 
+async def test_a_project_whose_code_ends_its_process_refuses_nothing(project: Path) -> None:
+    (project / "plays_by_name.py").write_text("raise SystemExit(3)")
+    [start] = await published_by_name("enrich", companies=IN_MEMORY)
+    assert isinstance(start, RunStart)
+
+
 @pytest.mark.parametrize("name", ["enrich", "unknown"])
 async def test_what_else_a_play_that_is_only_named_takes_is_sent_as_it_is(project: Path, name: str) -> None:
     given = {"template": "n.csv", "people": IN_MEMORY}

@@ -260,6 +260,12 @@ def test_a_column_that_is_only_spelt_in_another_way_is_named_with_what_takes_it(
         check_columns(open_source(far), Firm)
 
 
+def test_columns_that_are_no_text_are_found_and_take_nothing() -> None:
+    """As `csv.DictReader` makes of records that are too long."""
+    with pytest.raises(MissingColumns, match="missing required column"):
+        check_columns(open_source([{None: ["more"], "x": "b"}]), Firm)
+
+
 class Taken(BaseModel):
     name: str
     Name: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from decimal import Decimal
 from typing import Any
 
@@ -77,6 +78,17 @@ async def test_a_deferred_call_has_the_body_run_again_later(bench: Any, ask: Any
     assert bench.admission.later == [(RUN, "tool:oracle.ask", 700)]
     bench.answer = answered
     assert output(await bench.advance()) == 42
+
+
+async def test_of_calls_that_are_halted_at_once_the_first_says_why(bench: Any, ask: Any) -> None:
+    @play("asks")
+    async def asks(ctx: Context) -> Any:
+        return await asyncio.gather(*(ctx.call(ask, {"question": f"{number}?"}, id=f"ask-{number}") for number in range(3)))
+
+    numbers = itertools.count()
+    bench.answer = lambda item: CallOutcome(call_id=item.call_id, outcome="halted", reason=f"payment: request {next(numbers)}")
+    bench.start(asks)
+    assert (await bench.advance()).waiting_for == "halted:payment: request 0"
 
 
 async def test_a_halted_call_has_the_body_wait_for_the_operator(bench: Any, ask: Any) -> None:

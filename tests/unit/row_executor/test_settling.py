@@ -88,6 +88,19 @@ async def test_rows_of_different_reasons_are_parked_apart() -> None:
     assert told == [("budget", True, 1), ("rate_limited", False, 2)]
 
 
+async def test_rows_that_wait_for_one_person_are_parked_together_whatever_each_was_told() -> None:
+    """A provider that wants to be paid may name each request."""
+    bus = ConfirmingBus()
+    bus.confirm.set()
+    settler = BusSettler(bus, page_gather=0.005)
+    ticket = PageTicket(3)
+    for number in range(3):
+        settler.park(LEADS, parked(number), ticket, reason=f"payment: request {number} is not paid", halted=True)
+    await ticket.wait()
+    told = [(message.reason, len(message.rows)) for _, message in bus.published if isinstance(message, RowsParked)]
+    assert told == [("payment: request 0 is not paid", 3)]
+
+
 async def test_a_page_without_rows_is_over_at_once() -> None:
     await PageTicket(0).wait()
 

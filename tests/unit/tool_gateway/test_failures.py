@@ -97,7 +97,8 @@ def test_payment_halts_whether_the_status_or_the_body_says_so() -> None:
     [
         ('the provider answered 402: {\n  "error": "pay"\n}', 'payment: provider hunter answered 402: { "error": "pay" }'),
         ("no credits left", "payment: provider hunter: no credits left"),
-        ("x" * 2000, f"payment: provider hunter: {'x' * REASON}"),
+        ("x" * 2000, f"payment: provider hunter: {'x' * REASON}…"),
+        ("\x1b[2Jpay\x07 now", "payment: provider hunter: [2Jpay now"),
     ],
 )
 def test_the_run_waits_for_a_reason_that_names_the_provider_and_what_it_said(message: str, reason: str) -> None:
