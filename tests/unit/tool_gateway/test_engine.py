@@ -343,11 +343,11 @@ async def test_a_credential_that_is_refused_is_resolved_anew_once() -> None:
     await rig.stop()
 
 
-async def test_of_a_call_that_is_refused_it_is_said_that_nothing_was_sent_to_say_who_asks(rig: Rig) -> None:
+async def test_of_a_call_that_is_refused_it_is_said_that_its_provider_has_no_auth(rig: Rig) -> None:
     rig.port.script = answering({"error": "who?"}, status=401)
     [refused] = await rig.ask([rig.item(find_tool(), {"domain": "a.example"})])
     assert refused.failure is not None
-    assert refused.failure.message.endswith("(nothing was sent to say who asks: its provider has no auth=)")
+    assert refused.failure.message.endswith("(its provider has no auth=)")
 
 
 async def test_a_malformed_receipt_key_fails_its_call_alone(rig: Rig) -> None:
