@@ -88,6 +88,18 @@ async def test_rows_of_different_reasons_are_parked_apart() -> None:
     assert told == [("budget", True, 1), ("rate_limited", False, 2)]
 
 
+async def test_rows_that_wait_for_one_provider_are_parked_apart_by_what_it_did() -> None:
+    bus = ConfirmingBus()
+    bus.confirm.set()
+    settler = BusSettler(bus, page_gather=0.005)
+    ticket = PageTicket(2)
+    reasons = ["provider there: connection_failed", "provider there: http_429"]
+    for number, reason in enumerate(reasons):
+        settler.park(LEADS, parked(number), ticket, reason=reason)
+    await ticket.wait()
+    assert sorted(message.reason for _, message in bus.published if isinstance(message, RowsParked)) == reasons
+
+
 async def test_rows_that_wait_for_one_person_are_parked_together_whatever_each_was_told() -> None:
     """A provider that wants to be paid may name each request."""
     bus = ConfirmingBus()
