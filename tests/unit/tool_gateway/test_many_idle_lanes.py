@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.unit.tool_gateway.test_idle_lanes import HAND, SETTINGS, STEP
+from tests.unit.tool_gateway.idle_world import HAND, SETTINGS, STEP
 
 from rowmill.errors import UnavailableError
 from rowmill.runtime.clock import SystemClock
