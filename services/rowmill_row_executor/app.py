@@ -31,6 +31,9 @@ from rowmill_row_executor.step_runner import StepRunner
 
 log = structlog.get_logger()
 
+_AUTHOR_CODE = "author code"
+"""Gate of the queues whose handlers run it: what it does to its process is held against the suspect in hand (docs/adr/0024)."""
+
 _LAST_OUTCOMES = 2.0
 """Seconds for which a process that stops waits for the receipt-store to hear what it cuts off. Leases of steps end with its presence, if later."""
 
@@ -98,12 +101,12 @@ class App:
         capture, drop = settings.capture_timeout, settings.body_drop_patience
         keys_held = deadlines.keys(settings, capture_timeout=capture, drop_patience=drop)
         keys = KeysHandler(captures, foreign, bus)
-        await bus.consume(EXECUTOR_KEYS, keys, prefetch=settings.keys_prefetch, watched=True, deadline=keys_held)
+        await bus.consume(EXECUTOR_KEYS, keys, prefetch=settings.keys_prefetch, watched=True, gate=_AUTHOR_CODE, deadline=keys_held)
         rows_held = deadlines.rows(settings, capture_timeout=capture, drop_patience=drop, row_timeout=settings.row_timeout)
         rows = RowsHandler(bus, engine, captures, self._runner, foreign, self._watch.know)
-        await bus.consume(EXECUTOR_ROWS, rows, prefetch=settings.rows_prefetch, watched=True, deadline=rows_held)
+        await bus.consume(EXECUTOR_ROWS, rows, prefetch=settings.rows_prefetch, watched=True, gate=_AUTHOR_CODE, deadline=rows_held)
         advance = AdvanceHandler(engine, driver, foreign, lease_patience=settings.lease_patience)
-        await bus.consume(EXECUTOR_ADVANCE, advance, prefetch=settings.bodies_prefetch, watched=True, deadline=deadlines.BODIES)
+        await bus.consume(EXECUTOR_ADVANCE, advance, prefetch=settings.bodies_prefetch, watched=True, gate=_AUTHOR_CODE, deadline=deadlines.BODIES)
 
     async def stop(self) -> None:
         """Let rows and bodies in hand finish, to the drain deadline; the rest is delivered to others."""

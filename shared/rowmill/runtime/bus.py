@@ -322,6 +322,7 @@ class Bus:
         undecodable: Undecodable = "bury",
         may_take_suspects: Callable[[], bool] = lambda: True,
         watched: bool = False,
+        gate: str | None = None,
         deadline: float | None = None,
     ) -> None:
         """Consume ``queue`` from now on and after every reconnect, handling up to ``prefetch`` messages at once.
@@ -329,8 +330,10 @@ class Bus:
         ``broadcast``: (exchange, key): `listen` there instead. ``undecodable``: messages that cannot be decoded are dead-lettered, or (for a
         queue of dead letters, which has no dead letters of its own) handed over as `Undecoded`. Suspects of the queue are handled, too (see
         `rowmill.runtime.suspects`), one at a time, whenever ``may_take_suspects``. ``watched``: the handler says when author code of a suspect is at
-        work (`Delivery.rest`), and only deaths at which it was are held against it; else all are. ``deadline``: seconds for which a message may be in
-        hand (see `rowmill.runtime.deadlines`; None: 5 minutes at full size); one that is for longer is what a person is told of who asks.
+        work (`Delivery.rest`), and only deaths at which it was are held against it; else all are. ``gate``: queues that name the same one keep their
+        handlers waiting for a suspect of any of them, since what one queue brings may end the process under another's suspect (None: the queue is by
+        itself). ``deadline``: seconds for which a message may be in hand (see `rowmill.runtime.deadlines`; None: 5 minutes at full size); one that is
+        for longer is what a person is told of who asks.
         """
         if broadcast is not None:
             await self.listen(broadcast[0], [broadcast[1]], handler)
@@ -349,6 +352,8 @@ class Bus:
             name = f"listen.{self.service}.in-hand"
             await self._sessions.subscribe(Subscription(name, self._show_hand, 50, ((CONTROL, ""),), to_the_end=True))
         self._in_hand.serve(queue, deadline)
+        if gate is not None:
+            self._handling_of.share_gate(queue, gate)
         await self._sessions.subscribe(Subscription(queue, on_message, prefetch))
         if queue in WORK_NAMES:
             self._in_hand.serve(suspect(queue), deadline, consumed=False)

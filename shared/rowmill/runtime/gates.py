@@ -1,4 +1,4 @@
-"""Who of a queue's handlers runs in this process, and the right to run alone."""
+"""Who of the handlers behind one gate runs in this process, and the right to run alone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._running = 0
+        self._one = asyncio.Lock()
         self._open = asyncio.Event()
         self._open.set()
         self._idle = asyncio.Event()
@@ -32,15 +33,16 @@ class Gate:
     async def alone(self, patience: float) -> AsyncIterator[None]:
         """Let nobody in inside the block, which begins once all have left, or after ``patience`` seconds beside those who have not.
 
-        For one caller at a time.
+        One caller at a time, in their order. Who waits at the gate gets in between two of them.
         """
-        self._open.clear()
-        try:
+        async with self._one:
+            self._open.clear()
             try:
-                async with asyncio.timeout(patience):
-                    await self._idle.wait()
-            except TimeoutError:
-                pass
-            yield
-        finally:
-            self._open.set()
+                try:
+                    async with asyncio.timeout(patience):
+                        await self._idle.wait()
+                except TimeoutError:
+                    pass
+                yield
+            finally:
+                self._open.set()

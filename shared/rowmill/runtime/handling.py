@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -64,12 +65,16 @@ class Handling:
         self._bus = bus
         self._clock = clock
         self._in_hand = in_hand
-        self._gates: dict[str, Gate] = {}
+        self._gates: defaultdict[str, Gate] = defaultdict(Gate)
         self._outlived = Outlived()
+
+    def share_gate(self, queue: str, name: str) -> None:
+        """From now on the handlers of this queue go in and out by the gate of that name, with those of other queues."""
+        self._gates[queue] = self.gate(name)
 
     def gate(self, queue: str) -> Gate:
         """Where the handlers of this queue go in and out."""
-        return self._gates.setdefault(queue, Gate()) if queue not in self._gates else self._gates[queue]
+        return self._gates[queue]
 
     async def handle(self, session: Session, queue: str, handler: Handler, incoming: AbstractIncomingMessage, undecodable: Undecodable) -> None:
         """Handle one message to its end. ``session``: the one that it came by."""

@@ -1,7 +1,7 @@
 """Handling suspects: messages that may have crashed their consumers, one at a time with nothing else of their queue running in this process.
 
-A suspect is fetched, not consumed: only once this process is idle on its queue, so that a crash is its own and no bystander's. What becomes of it is
-decided in `rowmill.runtime.suspicion` and carried out by `rowmill.runtime.handling`.
+A suspect is fetched, not consumed: only once this process is idle on its queue, and on those that share its gate, so that a crash is its own and no
+bystander's. What becomes of it is decided in `rowmill.runtime.suspicion` and carried out by `rowmill.runtime.handling`.
 """
 
 from __future__ import annotations
@@ -159,24 +159,42 @@ class Suspects:
         taking.add_done_callback(over)
 
     async def _take(self, served: _Served) -> None:
-        queue = served.queue
+        """Handle suspects of a queue, one after the other, for as long as others may be kept waiting; the last of them to its end."""
+        loop = asyncio.get_running_loop()
         try:
-            async with self._handling.gate(queue).alone(self._alone):
-                session = await self._sessions.live_session()
-                incoming = await session.get(suspect(queue))
-                if incoming is None or self._stopping:
-                    return
-                handling = asyncio.create_task(
-                    self._handling.handle_suspect(session, queue, served.handler, incoming, served.undecodable, watched=served.watched)
-                )
-                self._in_hand[queue] = _InHand(session, incoming, handling)
-                await asyncio.wait([handling], timeout=self._alone)
-            await asyncio.wait([handling])
-            if not handling.cancelled() and (error := handling.exception()) is not None:
-                session.end(error)  # nobody has it in hand now, and nobody else is given it before the session ends
-            handling.result()
+            async with self._handling.gate(served.queue).alone(self._alone):
+                until = loop.time() + self._alone
+                while (held := await self._fetched(served)) is not None:
+                    await asyncio.wait([held.handling], timeout=max(0.0, until - loop.time()))
+                    if not held.handling.done() or loop.time() >= until:
+                        break
+                    self._leave(served.queue, held)
+            if held is not None:
+                await asyncio.wait([held.handling])
+                self._leave(served.queue, held)
         finally:
-            self._in_hand.pop(queue, None)
+            self._in_hand.pop(served.queue, None)
+
+    async def _fetched(self, served: _Served) -> _InHand | None:
+        """The queue's next suspect, whose handling has begun; None where there is none, or it is not for us."""
+        if self._stopping or self._served.get(served.queue) is not served or not served.may_take():
+            return None
+        session = await self._sessions.live_session()
+        incoming = await session.get(suspect(served.queue))
+        if incoming is None or self._stopping:
+            return None
+        handling = asyncio.create_task(
+            self._handling.handle_suspect(session, served.queue, served.handler, incoming, served.undecodable, watched=served.watched)
+        )
+        held = self._in_hand[served.queue] = _InHand(session, incoming, handling)
+        return held
+
+    def _leave(self, queue: str, held: _InHand) -> None:
+        """Its handling has ended. Raises what that raised."""
+        del self._in_hand[queue]
+        if not held.handling.cancelled() and (error := held.handling.exception()) is not None:
+            held.session.end(error)  # nobody has it in hand now, and nobody else is given it before the session ends
+        held.handling.result()
 
 
 async def _end(tasks: Collection[asyncio.Task[None]]) -> None:

@@ -1,9 +1,10 @@
-"""When a suspect is taken: while nothing else of its queue is in hand in that process, and only by one that may have it."""
+"""When a suspect is taken: while nothing else of its queue, or of one that shares its gate, is in hand in that process, and only by one that may."""
 
 from __future__ import annotations
 
 import asyncio
 
+import pytest
 from tests.integration.poison.test_suspects import BOUND, QUEUE
 
 from rowmill.runtime.bus import Bus
@@ -14,45 +15,107 @@ from rowmill_contracts import topology
 from rowmill_contracts.envelope import encode
 from rowmill_contracts.runs import AdvanceRun
 
+OTHER = topology.EXECUTOR_ADVANCE
+
 
 def settings(url: str) -> ServiceSettings:
     return ServiceSettings(broker_url=url, time_scale=0.05, suspect_alone=BOUND / 0.05)
 
 
-async def suspected(bus: Bus, run_id: str) -> None:
+async def suspected(bus: Bus, run_id: str, queue: str = QUEUE) -> None:
     message = AdvanceRun(run_id=run_id)
-    await bus.publish_body(encode(message), message.message_type, topology.suspect(QUEUE), message_id=run_id, headers={CRASHES: 2})
+    await bus.publish_body(encode(message), message.message_type, topology.suspect(queue), message_id=run_id, headers={CRASHES: 2})
 
 
-async def test_a_suspect_has_nothing_of_its_queue_beside_it_however_much_there_is(broker_url: str) -> None:
-    """Its crash is then its own."""
-    in_hand: set[str] = set()
-    beside: list[set[str]] = []
-    handled: list[str] = []
+class Company:
+    """A handler that notes whom it has in hand while it has a suspect."""
 
-    async def handle(delivery: Delivery) -> None:
+    def __init__(self) -> None:
+        self.in_hand: set[str] = set()
+        self.beside: list[set[str]] = []
+        self.handled: list[str] = []
+
+    async def __call__(self, delivery: Delivery) -> None:
         assert isinstance(delivery.message, AdvanceRun)
         name = delivery.message.run_id
-        in_hand.add(name)
+        self.in_hand.add(name)
         if CRASHES in delivery.headers:
             for _ in range(20):
-                beside.append(in_hand - {name})
+                self.beside.append(self.in_hand - {name})
                 await asyncio.sleep(0.005)
         else:
             await asyncio.sleep(0.02)
-        in_hand.discard(name)
-        handled.append(name)
+        self.in_hand.discard(name)
+        self.handled.append(name)
+
+    def suspects(self) -> list[int]:
+        """Their places among those that were handled."""
+        return [place for place, name in enumerate(self.handled) if name.startswith("suspect")]
+
+
+async def busy(bus: Bus, queue: str, over: asyncio.Event) -> int:
+    """Publish until ``over``, so that there is always something to handle; how many that were."""
+    number = 0
+    while not over.is_set():
+        await asyncio.gather(*(bus.publish(AdvanceRun(run_id=f"other-{number + one} of {queue}"), queue) for one in range(8)))
+        number += 8
+    return number
+
+
+@pytest.mark.parametrize("queues", [(QUEUE,), (QUEUE, OTHER)])
+async def test_a_suspect_has_nothing_beside_it_of_its_queue_or_of_one_that_shares_its_gate(broker_url: str, queues: tuple[str, ...]) -> None:
+    """Its crash is then its own. A row that ended its process was held against the body of its run, which came with it each time."""
+    company, over = Company(), asyncio.Event()
+    async with Bus(settings(broker_url), service="busy") as bus, asyncio.timeout(BOUND):
+        for queue in queues:
+            await bus.consume(queue, company, prefetch=8, gate="shared")
+        traffic = [asyncio.create_task(busy(bus, queue, over)) for queue in queues]
+        while not all(any(name.endswith(queue) for name in company.handled) for queue in queues):
+            await asyncio.sleep(0.01)
+        for queue in queues:
+            for number in range(3):
+                await suspected(bus, f"suspect-{number} of {queue}", queue)
+        bus.look_for_suspects()
+        while len(company.suspects()) < 3 * len(queues):
+            await asyncio.sleep(0.01)
+        over.set()
+        published = sum(await asyncio.gather(*traffic))
+        while len(company.handled) < published + 3 * len(queues):
+            await asyncio.sleep(0.01)
+    assert len(company.beside) == 60 * len(queues)
+    assert not any(company.beside), company.beside
+
+
+async def test_suspects_are_handled_one_after_the_other_before_others_are_let_in(broker_url: str) -> None:
+    """Else each suspect would wait for those who came in before it, however long they take."""
+    company, let_go = Company(), asyncio.Event()
+
+    async def handle(delivery: Delivery) -> None:
+        if delivery.message_id == "begun":
+            company.handled.append("begun")
+            await let_go.wait()
+        else:
+            await company(delivery)
 
     async with Bus(settings(broker_url), service="busy") as bus, asyncio.timeout(BOUND):
-        others = [f"other-{number}" for number in range(100)]
-        await asyncio.gather(*(bus.publish(AdvanceRun(run_id=name), QUEUE) for name in others))
-        for number in range(3):
-            await suspected(bus, f"suspect-{number}")
-        await bus.consume(QUEUE, handle, prefetch=8)
-        while len(handled) < len(others) + 3:
+        await bus.consume(QUEUE, handle, prefetch=50)
+        await bus.publish(AdvanceRun(run_id="begun"), QUEUE, message_id="begun")
+        while not company.handled:
             await asyncio.sleep(0.01)
-    assert len(beside) == 60
-    assert not any(beside), beside
+        for number in range(5):
+            await suspected(bus, f"suspect-{number}")
+        bus.look_for_suspects()
+        others = 0
+        while len(company.handled) + len(company.in_hand) == others + 1:  # until one is kept waiting: a suspect wants to be alone
+            others += 1
+            await bus.publish(AdvanceRun(run_id=f"other-{others}"), QUEUE)
+            await asyncio.sleep(0.2)
+        let_go.set()
+        while len(company.handled) < 1 + others + 5:
+            await asyncio.sleep(0.01)
+    first = company.suspects()[0]
+    assert company.suspects() == list(range(first, first + 5)), company.handled
+    assert first < others + 1
 
 
 async def test_a_suspect_is_left_to_others_by_a_process_that_may_not_have_it(broker_url: str) -> None:

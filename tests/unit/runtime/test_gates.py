@@ -40,3 +40,27 @@ async def test_patience_ends_and_the_gate_opens_again_even_after_a_failure() -> 
         async with gate.alone(0):
             _ = 1 / 0
     await gate.enter()
+
+
+async def test_who_waits_at_the_gate_gets_in_between_two_who_want_to_be_alone() -> None:
+    """However many those are, nobody waits for more than one of them."""
+    gate = Gate()
+    order: list[str] = []
+
+    async def alone(name: str) -> None:
+        async with gate.alone(60):
+            order.append(f"{name} begins")
+            await asyncio.sleep(0.001)
+            order.append(f"{name} ends")
+
+    async def other(name: str) -> None:
+        await gate.enter()
+        order.append(name)
+        await asyncio.sleep(0.001)
+        gate.leave()
+
+    takers = [asyncio.create_task(alone(name)) for name in ("first", "second", "third")]
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(other(name)) for name in ("one", "another")]
+    await asyncio.gather(*takers, *others)
+    assert order == ["first begins", "first ends", "one", "another", "second begins", "second ends", "third begins", "third ends"]
