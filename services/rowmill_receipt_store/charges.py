@@ -4,8 +4,8 @@ A charge belongs to (run, receipt, dispatch). A claim reserves for the dispatch 
 unsent claim refunds, and what was sent without a known outcome stays charged. A dispatch is charged money, and one call, or one retry where an
 earlier dispatch of the same call stands charged to the same run.
 
-A budget is spent by what was confirmed, for that may have been sent. While claims that nobody has sent have what is left of it, another one waits:
-they may come back.
+A budget is spent by what has ended. While calls under way have what is left of it, another one waits: they may cost less than they reserved, or come
+back.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def net_spend(run_id: str, spend: Spend, former: Former | None) -> Spend:
 
 class Account(msgspec.Struct, frozen=True):
     """A run's budgets as they are stored: each kind's limit and what is left of it (None: not limited). ``late``: the wall time is over.
-    ``unsent``: what claims have reserved that are not confirmed, and may come back soon.
+    ``open``: what calls have reserved that are under way, claimed or sent, and may come back.
     """
 
     money: Decimal | None = None
@@ -82,7 +82,7 @@ class Account(msgspec.Struct, frozen=True):
     retries_left: int | None = None
     wall_time: float | None = None
     late: bool = False
-    unsent: Spend = Spend()
+    open: Spend = Spend()
 
 
 UNLIMITED = Account()
@@ -122,21 +122,21 @@ class Allowances:
 
 
 def may_fit(kind: Kind, account: Account, spend: Spend) -> bool:
-    """Whether the budget of ``kind`` would pay for a claim that it does not fit now, if what is claimed and not sent came back."""
+    """Whether the budget of ``kind`` would pay for a claim that it does not fit now, if all came back that is under way."""
     match kind:
         case "money":
-            return account.money_left is not None and spend.money <= account.money_left + account.unsent.money
+            return account.money_left is not None and spend.money <= account.money_left + account.open.money
         case "calls":
-            return account.calls_left is not None and spend.calls <= account.calls_left + account.unsent.calls
+            return account.calls_left is not None and spend.calls <= account.calls_left + account.open.calls
         case "retries":
-            return account.retries_left is not None and spend.retries <= account.retries_left + account.unsent.retries
+            return account.retries_left is not None and spend.retries <= account.retries_left + account.open.retries
         case "wall_time":
             return False
 
 
 def taken_reason(kind: Kind) -> str:
     """Why a call waits while its run goes on."""
-    return f"budget: {kind}, what is left is taken by calls that are not sent yet"
+    return f"budget: {kind}, what is left is taken by calls that are under way"
 
 
 def spent_reason(kind: Kind, account: Account, spend: Spend, receipt: str) -> str:

@@ -19,6 +19,9 @@ from rowmill_receipt_store.deaths import USUAL, DeathRule
 from rowmill_receipt_store.freshness import serves
 from rowmill_receipt_store.shards import spending_term, term_holds
 
+SELDOMER = 4
+"""How many times as long as for another's lease a claim waits for a budget: whole windows of rows wait so, for as long as calls are under way."""
+
 State = Literal["queued", "running", "completed", "failed", "released", "outcome_unknown"]
 
 
@@ -248,8 +251,9 @@ def granted(grant: Grant, dispatch: int) -> ClaimAnswer:
 
 
 def waiting(wanted: Wanted, kind: Kind, held_poll: float) -> ClaimAnswer:
-    """The answer to a claim that waits for what other claims of its run become, which have its budget of ``kind`` and are not sent."""
-    return ClaimAnswer(state="held", wait_ms=_wait_ms(held_poll, held_poll), run_id=wanted.claim.run_id, reason=taken_reason(kind))
+    """The answer to a claim that waits for what other claims of its run become, which have its budget of ``kind`` and are under way."""
+    poll = SELDOMER * held_poll
+    return ClaimAnswer(state="held", wait_ms=_wait_ms(poll, poll), run_id=wanted.claim.run_id, reason=taken_reason(kind))
 
 
 def why_unconfirmed(lease_id: str, term: int | None, found: Found) -> Literal["halted", "refused", "lost"] | None:

@@ -121,13 +121,18 @@ SELECT key, CASE WHEN unsent THEN 0 ELSE dispatch END AS dispatch FROM made;
 -- shard that is asked for. Outputs come until together they are over $5 bytes, the first in any case; a negative $5 reads none.
 -- OFFSET 0 has a charge found by the whole of its key: in a join that the planner may take apart it was found by run and dispatch, among all charges of
 -- its run, by plans that were made while there were few.
--- `unsent`: what the run's claims of the last $7 have reserved that are not confirmed; a null $7 does not ask. One snapshot: what is left of a budget and
--- what of it may come back are of the same moment.
-WITH unsent AS MATERIALIZED (
+-- `open`: what the run's calls under way have reserved: claims of the last $7 that are not confirmed, and those that are for as long as their lease lasts
+-- (whoever has it settles the charge, also under a term that is over). A null $7 does not ask. One snapshot: what is left of a budget and what of it may
+-- come back are of the same moment.
+WITH open AS MATERIALIZED (
     SELECT w.run_id, sum(w.reserved) AS money, sum(w.calls) AS calls, sum(w.retries) AS retries
     FROM charges w JOIN receipts r ON r.key = ANY (ARRAY[w.key])
-    WHERE $7::interval IS NOT NULL AND w.unsent AND (CASE WHEN w.unsent THEN w.run_id END) = ANY ($3::text[])
-        AND w.claimed_at > now() + $1::interval - $7::interval AND r.state = 'queued' AND r.run_id = w.run_id AND r.dispatch + 1 = w.dispatch
+    WHERE $7::interval IS NOT NULL AND w.spent IS NULL AND NOT w.unknown
+        AND (CASE WHEN w.spent IS NULL AND NOT w.unknown THEN w.run_id END) = ANY ($3::text[]) AND r.run_id = w.run_id
+        AND (
+            r.state = 'queued' AND r.dispatch + 1 = w.dispatch AND w.claimed_at > now() + $1::interval - $7::interval
+            OR r.state = 'running' AND r.dispatch = w.dispatch AND r.expires_at > now() + $1::interval
+        )
     GROUP BY w.run_id
 )
 SELECT
@@ -150,7 +155,7 @@ SELECT
     CASE WHEN coalesce(f.failed_at >= m.retried_at, true) THEN f.failure END AS failure, f.dispatch AS failed_dispatch,
     m.state AS run_state, m.reason AS run_reason, m.budget AS money, m.budget - m.charged AS money_left,
     m.calls_limit, m.calls_limit - m.calls AS calls_left, m.retries_limit, m.retries_limit - m.retries AS retries_left,
-    coalesce(u.money, 0) AS unsent, coalesce(u.calls, 0) AS unsent_calls, coalesce(u.retries, 0) AS unsent_retries,
+    coalesce(u.money, 0) AS open, coalesce(u.calls, 0) AS open_calls, coalesce(u.retries, 0) AS open_retries,
     m.wall_limit, coalesce(m.deadline <= now() + $1::interval, false) AS late,
     coalesce(g.calls, 0) AS held_calls, coalesce(g.retries, 0) AS held_retries,
     coalesce(m.counts, false) AND EXISTS (
@@ -171,7 +176,7 @@ LEFT JOIN LATERAL (
     OFFSET 0
 ) g ON true
 LEFT JOIN runs m ON m.run_id = ANY (ARRAY[a.run_id])
-LEFT JOIN unsent u ON u.run_id = a.run_id
+LEFT JOIN open u ON u.run_id = a.run_id
 LEFT JOIN shards t ON t.shard = a.shard
 LEFT JOIN presences p ON p.presence = ANY (ARRAY[r.presence])
 LEFT JOIN presences q ON q.presence = ANY (ARRAY[a.presence])
@@ -403,9 +408,14 @@ SELECT key FROM given_back;
 
 -- name: sweep
 -- At most $3 of the claims that reserve something and have been over for $2: each is released and its reservation refunded. What others have in hand is
--- left for the next look. Charges that are said to be unsent are read all; the condition on the run has them found by their own index.
+-- left for the next look. Charges that are said to be unsent are read all; the condition on the run has them found by their own index, and what else is
+-- asked of them is asked apart from it (OFFSET 0), or they are looked for among those that are under way.
 WITH said AS MATERIALIZED (
-    SELECT run_id, key, dispatch FROM charges WHERE unsent AND (CASE WHEN unsent THEN run_id END) >= '' AND spent IS NULL AND NOT unknown
+    SELECT run_id, key, dispatch
+    FROM (
+        SELECT run_id, key, dispatch, spent, unknown FROM charges WHERE unsent AND (CASE WHEN unsent THEN run_id END) >= '' OFFSET 0
+    ) AS c
+    WHERE spent IS NULL AND NOT unknown
 ), over AS MATERIALIZED (
     SELECT c.run_id, c.key, c.dispatch FROM said c JOIN receipts r ON r.key = ANY (ARRAY[c.key])
     WHERE r.state = 'queued' AND r.run_id = c.run_id AND r.dispatch + 1 = c.dispatch AND r.expires_at <= now() + $1::interval - $2::interval

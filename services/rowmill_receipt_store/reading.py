@@ -40,7 +40,7 @@ def _account(row: Any) -> Account:
         retries_left=row["retries_left"],
         wall_time=row["wall_limit"],
         late=row["late"],
-        unsent=Spend(row["unsent"], row["unsent_calls"], row["unsent_retries"]),
+        open=Spend(row["open"], row["open_calls"], row["open_retries"]),
     )
 
 

@@ -100,7 +100,7 @@ class Receipts:
             found = await self._store.load(sought, bodies=True)
         judged = self._judged(wanted, found)
         if any(kind is not None for _, _, kind in judged):  # only then it matters what may come back
-            found = await self._store.load(sought, bodies=True, unsent=True)
+            found = await self._store.load(sought, bodies=True, open_charges=True)
             judged = self._judged(wanted, found)
         grants: list[Grant] = []
         doubts: dict[bytes, int] = {}

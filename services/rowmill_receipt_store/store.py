@@ -132,9 +132,9 @@ class Store:
 
     # ---- claims -----------------------------------------------------------------------------------------------------------------------
 
-    async def load(self, asked: Sequence[Sought], *, bodies: bool, unsent: bool = False) -> dict[bytes, Found]:
+    async def load(self, asked: Sequence[Sought], *, bodies: bool, open_charges: bool = False) -> dict[bytes, Found]:
         """What is stored for each key. With ``bodies``, outputs are read as long as together they are within the answer's bytes, the first in
-        any case. With ``unsent``, what of its run's budgets may come back is added up, else it is taken for nothing.
+        any case. With ``open_charges``, what of its run's budgets may come back is added up, else it is taken for nothing.
         """
         asked = _by_key(asked)
         rows = await self._database.fetch(
@@ -145,7 +145,7 @@ class Store:
             [item.shard for item in asked],
             self._answer_bytes if bodies else -1,
             [item.presence or None for item in asked],
-            self._unsent_wait if unsent else None,
+            self._unsent_wait if open_charges else None,
         )
         return {row["key"]: found_in(row) for row in rows}
 

@@ -178,8 +178,10 @@ class Claims:
                 self._hand.halted(flight, answer.reason or "halted")
             case "over_budget":
                 self._hand.halted(flight, answer.reason or "budget")
-            case "held" if answer.reason or not any(call.late for call in flight.calls):
-                self._flow.pause(flight, min(max(answer.wait_ms / 1000, SHORTEST_POLL), self._longest_poll), answer.reason)
+            case "held" if answer.reason:
+                self._flow.pause(flight, max(answer.wait_ms / 1000, SHORTEST_POLL), answer.reason)
+            case "held" if not any(call.late for call in flight.calls):
+                self._flow.pause(flight, min(max(answer.wait_ms / 1000, SHORTEST_POLL), self._longest_poll))
             case _:
                 self._flow.resume(flight)
 

@@ -22,21 +22,10 @@ def _provider() -> Iterator[ProviderProcess]:
 
 
 @pytest.fixture(scope="module")
-def own_settings() -> dict[str, str]:
-    """Of a module whose services need others than all."""
-    return {}
-
-
-@pytest.fixture(scope="module")
 def _stage(
-    servers: ServerSet,
-    broker_url: str,
-    database_url: str,
-    _provider: ProviderProcess,
-    own_settings: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
+    servers: ServerSet, broker_url: str, database_url: str, _provider: ProviderProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stage]:
-    stage = Stage(make_project(tmp_path_factory.mktemp("leads")), servers, broker_url, database_url, _provider, own_settings)
+    stage = Stage(make_project(tmp_path_factory.mktemp("leads")), servers, broker_url, database_url, _provider)
     try:
         asyncio.run(stage.start_services())
         yield stage

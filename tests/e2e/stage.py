@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -199,15 +199,7 @@ class Books(msgspec.Struct, frozen=True):
 class Stage:
     """The services (started and ended as real processes), the provider, and a client when entered."""
 
-    def __init__(
-        self,
-        project: Path,
-        servers: ServerSet,
-        broker_url: str,
-        database_url: str,
-        provider: ProviderProcess,
-        settings: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, project: Path, servers: ServerSet, broker_url: str, database_url: str, provider: ProviderProcess) -> None:
         self.project = project
         self.broker_url = broker_url
         self.database_url = database_url
@@ -220,7 +212,6 @@ class Stage:
             **FULL_SIZE,
             **LOOKS,
             **provider_environment(provider.url),
-            **(settings or {}),
         }
         self.services = ServiceSet(self.environment, project / "logs")
         self._servers = servers

@@ -12,7 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from tests.e2e.stage import BOUND, SCALE, Books, Stage, leads, read_csv, write_csv
+from tests.e2e.stage import BOUND, Books, Stage, leads, read_csv, write_csv
 
 from rowmill.client import Client, Job
 from rowmill_contracts.events import RunEvent
@@ -21,14 +21,6 @@ from rowmill_contracts.run_questions import RunSummary
 pytestmark = pytest.mark.servers
 
 HUNTER, APOLLO = Decimal("0.01"), Decimal("0.02")
-
-
-@pytest.fixture(scope="module")
-def own_settings() -> dict[str, str]:
-    """Lanes are held as long as at full size. At a twentieth a busy machine loses them for a moment, and what was confirmed and not sent by then is
-    given back to a run that may have been halted for want of it (docs/status.md).
-    """
-    return {"ROWMILL_SHARD_LEASE": str(6 / SCALE), "ROWMILL_SHARD_RENEWAL": str(2 / SCALE)}
 
 
 def paid(books: Books) -> Decimal:

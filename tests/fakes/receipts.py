@@ -91,15 +91,15 @@ class Run:
     def refund(self, key: str, dispatch: int) -> tuple[Decimal, Literal["calls", "retries"] | None]:
         return self.charges.pop((key, dispatch), Decimal(0)), self.counted.pop((key, dispatch), None)
 
-    def unpaid(self, cost: Decimal, kind: Literal["calls", "retries"], now: float, unsent: Collection[tuple[str, int]] = ()) -> Kind | None:
-        """The budget that does not pay for one more dispatch; None: all do. ``unsent``: dispatches that are taken not to be charged."""
+    def unpaid(self, cost: Decimal, kind: Literal["calls", "retries"], now: float, but: Collection[tuple[str, int]] = ()) -> Kind | None:
+        """The budget that does not pay for one more dispatch; None: all do. ``but``: dispatches that are taken not to be charged."""
         limit = getattr(self.limits, kind)
         if self.deadline is not None and self.deadline <= now:
             return "wall_time"
-        charged = sum((amount for dispatch, amount in self.charges.items() if dispatch not in unsent), Decimal(0))
+        charged = sum((amount for dispatch, amount in self.charges.items() if dispatch not in but), Decimal(0))
         if self.limits.money is not None and cost and charged + cost > self.limits.money:
             return "money"
-        made = sum(counted == kind for dispatch, counted in self.counted.items() if dispatch not in unsent)
+        made = sum(counted == kind for dispatch, counted in self.counted.items() if dispatch not in but)
         return kind if limit is not None and made >= limit else None
 
     def pays(self, claim: Claim) -> bool:
@@ -223,8 +223,9 @@ class MemoryReceipts:
             if former is not None:
                 former.charges[claim.key, coming] = money
                 former.counted.update({} if kind is None else {(claim.key, coming): kind})
-            unsent = {(key, held.dispatch + 1) for key, held in self.receipts.items() if held.state == "queued"}
-            if run.unpaid(claim.cost, "retries" if tried else "calls", self._now(), unsent) != unpaid:
+            under_way = {(key, held.dispatch + 1) for key, held in self.receipts.items() if held.state == "queued"}
+            under_way |= {(key, held.dispatch) for key, held in self.receipts.items() if held.state == "running" and held.expires > self._now()}
+            if run.unpaid(claim.cost, "retries" if tried else "calls", self._now(), under_way) != unpaid:
                 return ClaimAnswer(state="held", wait_ms=int(1000 * self._held_poll), run_id=claim.run_id, reason=taken_reason(unpaid))
             return ClaimAnswer(state="over_budget", reason=f"budget: {unpaid.replace('_', ' ')}, spent; receipt {claim.key[:12]} is not sent")
         if receipt is None:

@@ -156,9 +156,11 @@ async def test_a_stopped_run_neither_claims_nor_confirms_and_stays_stopped(store
 async def test_calls_retries_and_wall_time_have_budgets_too(store: Asker, key: str) -> None:
     await store.ask(HaltRun(run_id=store.run, action="resume", budget=Limits(calls=1, retries=1), decision=1), RunHalted)
     await store.claim_and_confirm(key)
+    held = await store.claim(secrets.token_hex(32))
+    assert (held.state, held.reason.partition(",")[0]) == ("held", "budget: calls")
+    await store.fail(key, 1, final=False)
     over = await store.claim(secrets.token_hex(32))
     assert (over.state, over.reason.partition(",")[0]) == ("over_budget", "budget: calls")
-    await store.fail(key, 1, final=False)
     assert (await store.claim_and_confirm(key, "lease-2")).dispatch == 2
     await store.fail(key, 2, "lease-2", final=False)
     spent = await store.claim(key, "lease-3", confirm=True)
@@ -219,8 +221,8 @@ async def test_a_budget_is_reserved_spent_and_refunded(store: Asker, key: str) -
     cost = Decimal("0.01")
     assert (await store.claim_and_confirm(keys[0], cost=cost)).state == "granted"
     assert (await store.claim_and_confirm(keys[1], cost=cost)).state == "granted"
-    assert (await store.claim_and_confirm(keys[2], cost=cost)).state == "over_budget"
     await store.complete(keys[0], 1, cost="0.01")
+    assert (await store.claim_and_confirm(keys[2], cost=cost)).state == "held"
     await store.release(keys[1], 1)
     assert (await store.claim_and_confirm(keys[2], cost=cost)).state == "granted"
     await store.fail(keys[2], 1)
@@ -246,7 +248,7 @@ async def test_what_a_budget_pays_for_is_confirmed_right_before_it_is_sent(store
 
 
 @pytest.mark.parametrize("limits", [Limits(calls=2), Limits(money=Decimal("0.02"))], ids=["calls", "money"])
-async def test_a_budget_is_spent_by_what_may_have_been_sent(store: Asker, limits: Limits) -> None:
+async def test_a_budget_is_spent_by_what_has_ended(store: Asker, limits: Limits) -> None:
     await store.ask(HaltRun(run_id=store.run, action="resume", budget=limits, decision=1), RunHalted)
     one, two, more = (secrets.token_hex(32) for _ in range(3))
     cost = Decimal("0.01")
@@ -261,7 +263,31 @@ async def test_a_budget_is_spent_by_what_may_have_been_sent(store: Asker, limits
     await store.release(two, 0)
     assert (await store.claim(more, confirm=True, cost=cost)).state == "granted"
     await store.confirm(more)
+    assert (await store.claim(two, "lease-2", confirm=True, cost=cost)).state == "held"
+    await store.complete(one, 1, cost="0.01")
+    await store.fail(more, 1)
     assert (await store.claim(two, "lease-2", confirm=True, cost=cost)).state == "over_budget"
+
+
+async def test_what_a_call_costs_less_than_was_reserved_for_it_pays_for_others(store: Asker) -> None:
+    """Else a run whose calls cost less than they may would wait for a person with most of its budget left."""
+    await store.halt("resume", budget="0.10")
+    sent, more = secrets.token_hex(32), secrets.token_hex(32)
+    await store.claim_and_confirm(sent, cost=Decimal("0.06"))
+    waits = await store.claim(more, cost=Decimal("0.06"))
+    assert (waits.state, waits.reason.partition(",")[0]) == ("held", "budget: money")
+    await store.complete(sent, 1, cost="0.01")
+    assert (await store.claim(more, cost=Decimal("0.06"))).state == "granted"
+
+
+async def test_a_call_that_comes_back_after_it_was_confirmed_leaves_its_part_of_the_budget_to_others(store: Asker) -> None:
+    """Its gateway lost the lane before it was sent."""
+    await store.ask(HaltRun(run_id=store.run, action="resume", budget=Limits(calls=1), decision=1), RunHalted)
+    lost, more = secrets.token_hex(32), secrets.token_hex(32)
+    await store.claim_and_confirm(lost)
+    assert (await store.claim(more)).state == "held"
+    await store.release(lost, 1)
+    assert (await store.claim(more)).state == "granted"
 
 
 async def test_a_lease_is_its_runs_own(store: Asker, key: str) -> None:

@@ -29,8 +29,8 @@ class OvertakenStore(Store):
 
     meanwhile: Meanwhile | None = None
 
-    async def load(self, asked: Sequence[Sought], *, bodies: bool, unsent: bool = False) -> dict[bytes, Found]:
-        found = await super().load(asked, bodies=bodies, unsent=unsent)
+    async def load(self, asked: Sequence[Sought], *, bodies: bool, open_charges: bool = False) -> dict[bytes, Found]:
+        found = await super().load(asked, bodies=bodies, open_charges=open_charges)
         if self.meanwhile is not None:
             act, self.meanwhile = self.meanwhile, None
             await act()

@@ -134,9 +134,12 @@ async def test_calls_count_from_when_such_a_budget_was_first_given(ann: Caller, 
     await ann.complete(before)
     await ann.complete(paid, cost="0.01")
     store.clock_offset = QUEUED + 1
-    assert (await ann.but(lease="again").claim(taken, confirm=True)).state == "granted"
+    again = ann.but(lease="again")
+    assert (await again.claim(taken, confirm=True)).state == "granted"
     assert await books.counted(ann.run) == (1, 0)
     assert await books.charged(ann.run) == CENT
+    assert (await ann.claim(new_key())).state == "held"
+    await again.complete(taken)
     assert (await ann.claim(new_key())).state == "over_budget"
     assert await books.balanced(ann.run)
 
@@ -152,6 +155,7 @@ async def test_the_reason_names_the_budget_and_the_first_receipt_of_a_page_that_
     keys = new_keys(4)
     await ann.decided("resume", budget=Limits(calls=1))
     await ann.claim(keys[0], confirm=True)
+    await ann.complete(keys[0])
     answers = await ann.claims(keys[1:])
     calls = f"budget: calls, all 1 are made and receipt {keys[1].hex()[:12]} would be one more"
     assert [(answer.state, answer.reason) for answer in answers] == [("over_budget", calls)] * 3

@@ -59,8 +59,10 @@ async def test_a_page_is_served_in_its_order_as_far_as_the_budget_goes(ann: Call
     assert (await ann.claim(keys[4], cost=CENT)).state == "granted"
     assert (await ann.claim(keys[3], cost=CENT)).state == "held"
     assert (await ann.claim(keys[3])).state == "granted"
-    for key in (keys[0], keys[1], keys[4]):
+    for key, cost in ((keys[0], "0.02"), (keys[1], "0.02"), (keys[4], "0.01")):
         await ann.confirm(key)
+        assert (await ann.claim(keys[2], cost=CENT)).state == "held"
+        await ann.complete(key, cost=cost)
     assert (await ann.claim(keys[2], cost=CENT)).state == "over_budget"
     assert await books.balanced(ann.run)
 
@@ -69,6 +71,7 @@ async def test_a_larger_budget_lets_the_rest_through(ann: Caller) -> None:
     await ann.halt("resume", budget="0.01")
     keys = new_keys(2)
     await ann.claim(keys[0], cost=CENT, confirm=True)
+    await ann.complete(keys[0], cost="0.01")
 
     assert (await ann.claim(keys[1], cost=CENT)).state == "over_budget"
     await ann.halt("resume", budget="0.02")
@@ -85,7 +88,8 @@ async def test_a_budget_given_late_counts_what_was_charged_before(ann: Caller, b
     await ann.halt("resume", budget="0.04")
 
     assert await books.charged(ann.run) == 3 * CENT
-    assert (await ann.claim(keys[3], cost=2 * CENT)).state == "over_budget"
+    assert (await ann.claim(keys[3], cost=4 * CENT)).state == "over_budget", "also if the third costs nothing in the end"
+    assert (await ann.claim(keys[3], cost=2 * CENT)).state == "held"
     assert (await ann.claim(keys[3], cost=CENT)).state == "granted"
 
 

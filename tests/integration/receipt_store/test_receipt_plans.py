@@ -82,11 +82,11 @@ async def check_plans(database: Database) -> None:
             for node in plan:  # a run has many charges: found by its id alone, each key would read them all
                 assert node.get("Index Name") != "charges_pkey" or "(key = " in node["Index Cond"], (name, node)
             conditions = [node["Index Cond"] for node in plan if node.get("Index Name") == "receipts_pkey"]
-            if name == "load":  # besides, those of claims that a run has in the air
+            if name == "load":  # besides, those of calls that a run has under way
                 assert "(key = ANY (ARRAY[w.key]))" in conditions
                 conditions.remove("(key = ANY (ARRAY[w.key]))")
-                [unsent] = [node for node in plan if node.get("Index Name") == "charges_unsent"]
-                assert "CASE WHEN unsent THEN run_id" in unsent["Index Cond"]
+                [under_way] = [node for node in plan if node.get("Index Name") == "charges_open"]
+                assert "THEN run_id" in under_way["Index Cond"]
             assert conditions == ([] if name in _OF_NO_RECEIPT | {"claim", "settle_charges"} else ["(key = ANY (ARRAY[a.key]))"]), name
 
 

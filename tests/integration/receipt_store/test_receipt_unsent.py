@@ -1,4 +1,4 @@
-"""What of a budget is claimed and not sent is waited for while it may come back, and by nobody once it cannot; also beside older processes."""
+"""What calls under way have of a budget is waited for while it may come back, and by nobody once it cannot; also beside older processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rowmill_contracts.budgets import Limits
 from rowmill_receipt_store.store import Store
 from rowmill_receipt_store.sweeping import Sweep
 
-from .conftest import QUEUED, Books, Caller, new_key, new_keys, new_run
+from .conftest import QUEUED, RUNNING, Books, Caller, new_key, new_keys, new_run
 
 pytestmark = pytest.mark.servers
 
@@ -65,7 +65,7 @@ async def test_what_an_older_process_confirms_spends_the_budget(ann: Caller, old
     await ann.claim(key)
     assert (await ann.claim(new_key())).state == "held"
     await older.confirm(key)
-    assert (await ann.claim(new_key())).state == "over_budget"
+    assert (await ann.claim(new_key())).state == "held"
     await ann.complete(key)
     assert (await ann.claim(new_key())).state == "over_budget"
 
@@ -77,6 +77,7 @@ async def test_what_an_older_process_gives_back_is_waited_for_by_nobody(ann: Cal
     other = new_key()
     assert (await ann.claim(other)).state == "granted"
     await ann.confirm(other)
+    await ann.complete(other)
     assert (await ann.claim(new_key())).state == "over_budget"
 
 
@@ -113,6 +114,19 @@ async def test_nobody_waits_for_ever_for_a_claim_that_is_not_sent(limits: Limits
     assert over.state == "over_budget"
 
 
+async def test_what_is_sent_is_waited_for_as_long_as_its_lease_lasts(ann: Caller, store: Store, key: bytes) -> None:
+    """However long its call takes; and not once its gateway is dead, though nobody has asked for it since."""
+    await ann.decided("resume", budget=ONE, decision=1)
+    await ann.claim(key)
+    await ann.confirm(key)
+    for _ in range(3):
+        store.clock_offset += RUNNING - 1
+        await ann.receipts.renew([ann.held(key)])
+        assert (await ann.claim(new_key())).state == "held"
+    store.clock_offset += RUNNING + 1
+    assert (await ann.claim(new_key())).state == "over_budget"
+
+
 async def test_a_claim_that_is_taken_over_is_waited_for_anew(ann: Caller, store: Store, key: bytes) -> None:
     """The gateway that had it first died; the one that has it now is about to send it, or to give it back."""
     await ann.decided("resume", budget=ONE, decision=1)
@@ -129,6 +143,7 @@ async def test_runs_wait_for_no_claims_of_others(ann: Caller, bob: Caller, store
     sent = new_key()
     await bob.claim(sent)
     await bob.confirm(sent)
+    await bob.complete(sent)
     await ann.claim(new_key())
     third = ann.but(run=new_run())
     await third.claims(new_keys(2))

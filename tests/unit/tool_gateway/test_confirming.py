@@ -208,6 +208,28 @@ async def test_what_is_confirmed_only_when_asked_again_is_sent_under_the_term_of
 
 
 @pytest.mark.leaping
+async def test_a_budget_pays_for_what_calls_cost_not_for_what_they_may_cost_at_once(rig: Rig) -> None:
+    """Twenty at once may cost all of it, and cost a fifth."""
+    budgeted(rig, Decimal(1))
+
+    @Provider("texts", base_url="http://127.0.0.1:1", concurrency=20).post(
+        "/v2/find", effect="read", cost=Decimal("0.05"), actual_cost=lambda _: Decimal("0.01")
+    )
+    class Find(HttpTool[FindIn, FindOut]):
+        extract = {"email": ["email"]}  # noqa: RUF012 - as authors write it
+
+    provider = Hold(rig)
+    items = [rig.item(Find, {"domain": f"d{n}.example"}, row=f"leads/{n}") for n in range(60)]
+    rig.hand_in(items)
+    async with asyncio.timeout(10):
+        while provider.open < 20:
+            await asyncio.sleep(0)
+    provider.answer()
+    assert Counter([(await rig.bus.outcome(item.call_id)).outcome for item in items]) == {"completed": 60}
+    assert rig.store.runs["run-1"].charged() == Decimal("0.60")
+
+
+@pytest.mark.leaping
 async def test_who_waits_for_claims_of_its_own_run_is_told_so(rig: Rig) -> None:
     budgeted(rig, Limits(calls=2))
     provider = Hold(rig)
