@@ -12,6 +12,7 @@ import msgspec
 from rowmill.runtime.bus import Bus
 from rowmill.runtime.deliveries import Delivery
 from rowmill.runtime.rest import working
+from rowmill.runtime.session import Session
 from rowmill.runtime.settings import ServiceSettings
 from rowmill.runtime.suspicion import CONDEMNED_AFTER, CRASHES
 from rowmill.runtime.work_record import record_name
@@ -88,8 +89,17 @@ class Mortal:
                 bus._sessions.begin_end()
                 session = bus._sessions.current
                 assert session is not None
+                await self._acknowledgements(session)
                 session.connection.abort()
                 await session.ended.wait()
+
+    async def _acknowledgements(self, session: Session) -> None:
+        """Return once the broker has those of all that was handled: one that was lost would have its message handled again, rightly."""
+        handled, rounds = -1, 0
+        while rounds < 2:
+            rounds = rounds + 1 if handled == self.handled.total() else 0
+            handled = self.handled.total()
+            await session.depths([QUEUE])
 
 
 def names_in(message: Message) -> list[str]:
