@@ -109,7 +109,8 @@ class App:
         await bus.consume(EXECUTOR_ADVANCE, advance, prefetch=settings.bodies_prefetch, watched=True, gate=_AUTHOR_CODE, deadline=deadlines.BODIES)
 
     async def stop(self) -> None:
-        """Let rows and bodies in hand finish, to the drain deadline; the rest is delivered to others."""
+        """Let rows and bodies in hand finish, to the drain deadline; the rest is delivered to others. Rows whose calls nobody answers are parked."""
+        self._desk.leave()
         await self._bus.stop()
         await self._desk.stop()
         await self._watch.stop()

@@ -7,6 +7,7 @@ belongs to `tool_calling`. A call is out under an id of this process; its receip
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -75,12 +76,17 @@ class BusCallDesk:
         self._out: dict[str, _Out] = {}
         self._routes: dict[tuple[str, int], _Route] = {}
         self._made = 0
+        self._left_at = math.inf
         self._watch: asyncio.Task[None] | None = None
         bus.on_reply(ToolResults, self.answered)
         bus.on_reconnect(self.ask_all_again)
 
     def start(self) -> None:
         self._watch = asyncio.create_task(self._ask_silent_ones_again(), name="call desk")
+
+    def leave(self) -> None:
+        """The process stops, and what answers calls may, too: what is not answered within ``call_leave`` waits outside."""
+        self._left_at = self._clock.monotonic() + self._settings.call_leave
 
     async def stop(self) -> None:
         if self._watch is not None:
@@ -119,17 +125,18 @@ class BusCallDesk:
             call.route.gatherer.add(call.item)
 
     def look(self, now: float) -> None:
-        """Ask again for calls that were silent too long; let go of dropped ones, and of ones in flight for longer than a row waits in hand."""
+        """Ask again for calls that were silent too long; let go of dropped ones, of ones in flight for longer than a row waits in hand, and, when
+        this process has left, of all.
+        """
         for call_id, call in list(self._out.items()):
             if call.future.done():
                 del self._out[call_id]
                 self._close(call)
-            elif now - call.first_asked >= self._settings.call_hold:
+            elif now >= self._left_at or now - call.first_asked >= self._settings.call_hold:
                 del self._out[call_id]
                 self._close(call)
-                call.future.set_result(
-                    CallOutcome(call_id=call_id, outcome="deferred", wait_ms=int(self._settings.call_hold_park * 1000), reason="in_flight")
-                )
+                wait = self._settings.call_leave if now >= self._left_at else self._settings.call_hold_park
+                call.future.set_result(CallOutcome(call_id=call_id, outcome="deferred", wait_ms=int(wait * 1000), reason="in_flight"))
             elif now >= call.ask_again_at:
                 call.silence = min(call.silence * 2, self._settings.ask_again * _LONGEST_SILENCE)
                 call.ask_again_at = now + call.silence
@@ -137,7 +144,7 @@ class BusCallDesk:
 
     async def _ask_silent_ones_again(self) -> None:
         while True:
-            await self._clock.sleep(self._settings.ask_again / 4)
+            await self._clock.sleep(self._settings.ask_again / 4 if self._left_at == math.inf else self._settings.call_leave / 10)
             self.look(self._clock.monotonic())
 
     def _route(self, asker: Asker, shard: int) -> _Route:

@@ -48,6 +48,9 @@ class RowExecutorSettings(ServiceSettings):
     call_hold_park: Seconds = 60.0
     """When such a row is looked at again."""
 
+    call_leave: Seconds = 5.0
+    """How long an executor that stops waits for answers to calls; then their rows are parked for as long, to be worked by others."""
+
     body_timeout: Seconds = 600.0
     """How long a body may go on without an end, a wait or a call of its context; then its run fails with `BodyTimeout`. Each of its steps may take as
     long."""

@@ -134,6 +134,23 @@ async def test_dropped_calls_are_not_asked_again(desk: BusCallDesk, bus: Publish
     assert desk.out == 0
 
 
+async def test_a_process_that_stops_parks_the_rows_whose_calls_are_not_answered_soon(
+    desk: BusCallDesk, bus: PublishingBus, frozen_clock: Any
+) -> None:
+    answered, soon = asked(desk)
+    _, silent = asked(desk)
+    desk.leave()
+    desk.look(frozen_clock.monotonic() + 4)
+    bus.answer(answered)
+    desk.look(frozen_clock.monotonic() + 5)
+    assert soon.result().outcome == "completed"
+    assert (silent.result().outcome, silent.result().wait_ms) == ("deferred", 5_000)
+    _, later = asked(desk)  # by a row that goes on meanwhile
+    desk.look(frozen_clock.monotonic() + 5)
+    assert later.result().outcome == "deferred"
+    assert desk.out == 0
+
+
 async def test_a_call_in_flight_for_too_long_lets_its_row_be_parked(desk: BusCallDesk, frozen_clock: Any) -> None:
     _, answer = asked(desk)
     desk.look(frozen_clock.monotonic() + 301)
