@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import structlog
 from tests.pairs import private_pair
 from tests.vhosts import Vhosts, vhosts_of
 
@@ -28,6 +29,18 @@ from rowmill.dev.private import PrivateServers
 from rowmill.dev.state import locked
 
 _numbers = count(1)
+
+# Tracebacks in the log as services write them. By default structlog draws them with all local variables, a second each in which the loop stands
+# still.
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.StackInfoRenderer(),
+        structlog.processors.TimeStamper(fmt="%Y-%m-%d %H:%M:%S", utc=False),
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 
 @pytest.fixture(scope="session")
