@@ -33,8 +33,8 @@ LIMITS = (
     Limits(calls=2, retries=1),
     Limits(money=Decimal("0.04")),
     Limits(money=Decimal("0.09"), calls=4),
-    Limits(retries=0, wall_time=90),
-    Limits(money=Decimal("0.03"), calls=3, retries=2, wall_time=400),
+    Limits(retries=0, wall_time=9_000),
+    Limits(money=Decimal("0.03"), calls=3, retries=2, wall_time=40_000),
     Limits(money=Decimal("0.09")),
 )
 FAILURE = ToolFailure(tool="hunter.find", code="http_400", message="no")
@@ -272,10 +272,15 @@ class Requests:
         if dispatch:  # it is the same, but where others had the lease since: a copy of its claim found the key free
             assert dispatch >= lease.dispatch, "a dispatch number went back"
         lease.dispatch = max(lease.dispatch, dispatch)
-        lease.until = max(lease.until, before + (RUNNING if lease.dispatch else QUEUED))
+        self._lasts(lease, before)
         if lease.lease_id not in ledger.told:
             ledger.told[lease.lease_id] = lease
             self.leases.append(lease)
+
+    def _lasts(self, lease: Told, before: float) -> None:
+        """Its holder hears that it has it; one whose run was halted while that was being said may be another's at once, whatever comes after."""
+        if lease.dispatch or self.ledger.runs[lease.run].state == "running":
+            lease.until = max(lease.until, before + (RUNNING if lease.dispatch else QUEUED))
 
     def _going_on(self, lease: Told, what: str) -> Request:
         """What a holder can honestly say: nothing but an outcome after it was told to send, one outcome, and the same again if asked again."""
@@ -310,7 +315,7 @@ class Requests:
                 await self.ledger.look_for_presences(self.world.look, self._now())
                 self.ledger.nobody_else(lease, self._now())
                 lease.presence = presence or lease.presence
-                lease.until = max(lease.until, before + (RUNNING if lease.dispatch else QUEUED))
+                self._lasts(lease, before)
 
         async def release(_heard: bool) -> None:
             # Who never heard a dispatch number has sent nothing under any: its confirmation may have been carried out all the same.

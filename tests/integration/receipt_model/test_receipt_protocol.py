@@ -60,7 +60,7 @@ class History(Requests, RuleBasedStateMachine):
     def something_happens(self, what: str, number: int, seldom: bool) -> None:
         match what:
             case "time":
-                self.world.pass_time((0.7, 4.1, 11.3, 61.9, 61.9)[number % 5])
+                self.world.pass_time((70, 410, 1130, 6190, 6190)[number % 5])
                 self.world.steps += 1
             case "death":
                 self._a_holder_dies("abc"[number % 3])
@@ -244,7 +244,9 @@ def world(database_url: str) -> Iterator[World]:
     database = loop.run_until_complete(Database.connect(database_url, schema=SCHEMA, size=2, server_settings=fast))
     loop.run_until_complete(database.migrate("rowmill_receipt_store"))
     look = loop.run_until_complete(asyncpg.connect(database_url, server_settings={"search_path": SCHEMA}))
-    store = OvertakenStore(database, queued_lease=QUEUED, running_lease=RUNNING, shard_lease=SHARD, answer_bytes=OUTPUT_LIMIT)
+    store = OvertakenStore(
+        database, queued_lease=QUEUED, running_lease=RUNNING, shard_lease=SHARD, answer_bytes=OUTPUT_LIMIT, unsent_wait=12 * QUEUED
+    )
     presences = PresenceStore(database, lease=PRESENCE, grace=0.0)
     receipts = Receipts(store, held_poll=0.25, output_limit=OUTPUT_LIMIT, presences=presences, rule=RULE)
     sweep = Sweep(database, SystemClock(), interval=1000, patience=QUEUED, page=10_000)
