@@ -29,9 +29,10 @@ HELD: Final = 300.0
 def stored(settings: ServiceSettings) -> float:
     """Of the queues of admission, receipt-store and sheet-writer, where nothing else bounds it.
 
-    At the gate, a suspect's beginning and its end (``suspect_alone``, twice); a neighbour's answer (``ask_timeout``); `STORING`.
+    At the gate, suspects' beginning, others of their queue, and the last one's end (``suspect_alone``, three times); a neighbour's answer
+    (``ask_timeout``); `STORING`.
     """
-    return min(LONGEST, 2 * settings.suspect_alone + settings.ask_timeout + STORING)
+    return min(LONGEST, 3 * settings.suspect_alone + settings.ask_timeout + STORING)
 
 
 def commands(settings: ServiceSettings, *, halt_timeout: float) -> float:

@@ -21,8 +21,7 @@ class Gate:
     async def enter(self) -> None:
         while not self._open.is_set():
             await self._open.wait()
-        self._running += 1
-        self._idle.clear()
+        self.let_in()
 
     def leave(self) -> None:
         self._running -= 1
@@ -30,19 +29,25 @@ class Gate:
             self._idle.set()
 
     @asynccontextmanager
-    async def alone(self, patience: float) -> AsyncIterator[None]:
-        """Let nobody in inside the block, which begins once all have left, or after ``patience`` seconds beside those who have not.
-
-        One caller at a time, in their order. Who waits at the gate gets in between two of them.
-        """
+    async def closed(self) -> AsyncIterator[None]:
+        """Keep all at the gate who want to enter inside the block. One caller at a time, in their order; who waits gets in between two of them."""
         async with self._one:
             self._open.clear()
             try:
-                try:
-                    async with asyncio.timeout(patience):
-                        await self._idle.wait()
-                except TimeoutError:
-                    pass
                 yield
             finally:
                 self._open.set()
+
+    async def idle(self, within: float) -> bool:
+        """Whether all have left, within so many seconds."""
+        try:
+            async with asyncio.timeout(within):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def let_in(self) -> None:
+        """Count one in, whose `leave` is to follow: who has closed the gate, itself."""
+        self._running += 1
+        self._idle.clear()

@@ -16,6 +16,7 @@ import structlog
 from aio_pika.abc import AbstractIncomingMessage
 
 from rowmill.errors import RowmillError
+from rowmill.runtime.gates import Gate
 from rowmill.runtime.handling import Handler, Handling, Undecodable
 from rowmill.runtime.session import Session
 from rowmill.runtime.transport import TRANSPORT_ERRORS
@@ -29,7 +30,7 @@ CANCEL_SECONDS = 1.0
 """How long what is cancelled may take to its end before its suspect is put back beside it."""
 
 LOOK_SECONDS = 2.0
-"""How long a look that is under way may take to its end when we stop."""
+"""How long a question to the broker that is under way may take to its end when we stop."""
 
 
 class Sessions(Protocol):
@@ -61,7 +62,9 @@ class _InHand:
 
 
 class Suspects:
-    """``poll``: seconds between looks. ``alone``: seconds that others of the queue wait at most for a suspect to begin, and again for its end."""
+    """``poll``: seconds between looks. ``alone``: seconds that others at the gate wait at most for a suspect to begin, then for others of its queue
+    that are handled before and after it, and then for the last one's end.
+    """
 
     def __init__(self, sessions: Sessions, handling: Handling, *, alone: float, poll: float) -> None:
         self._sessions = sessions
@@ -94,9 +97,10 @@ class Suspects:
         """Take no more, let those in hand end; what is not over by ``timeout`` seconds is handed back, as no crash."""
         self._stopping = True
         self._wake.set()
-        if self._loop is not None:  # a question to the broker that is broken off costs the connection, and with it what others have in hand
-            await asyncio.wait([self._loop], timeout=min(timeout, LOOK_SECONDS))
-        await _end([*([self._loop] if self._loop is not None else []), *(task for queue, task in self._taking.items() if queue not in self._in_hand)])
+        asking = [*([self._loop] if self._loop is not None else []), *(task for queue, task in self._taking.items() if queue not in self._in_hand)]
+        if asking:  # a question to the broker that is broken off costs the connection, and with it what others have in hand
+            await asyncio.wait(asking, timeout=min(timeout, LOOK_SECONDS))
+        await _end([task for task in asking if task not in {self._taking.get(queue) for queue in self._in_hand}])
         if self._in_hand:
             await asyncio.wait([held.handling for held in self._in_hand.values()], timeout=timeout)
         left = [(queue, held) for queue, held in self._in_hand.items() if not held.handling.done()]
@@ -160,23 +164,35 @@ class Suspects:
 
     async def _take(self, served: _Served) -> None:
         """Handle suspects of a queue, one after the other, for as long as others may be kept waiting; the last of them to its end."""
-        loop = asyncio.get_running_loop()
+        loop, gate, held = asyncio.get_running_loop(), self._handling.gate(served.queue), None
         try:
-            async with self._handling.gate(served.queue).alone(self._alone):
+            async with gate.closed():
+                if not await self._is_alone(gate, served):
+                    return
                 until = loop.time() + self._alone
-                while (held := await self._fetched(served)) is not None:
-                    await asyncio.wait([held.handling], timeout=max(0.0, until - loop.time()))
-                    if not held.handling.done() or loop.time() >= until:
+                while loop.time() < until and (held := await self._fetched(served, gate)) is not None:
+                    await asyncio.wait([held.handling], timeout=self._alone)
+                    if not held.handling.done():
                         break
                     self._leave(served.queue, held)
-            if held is not None:
+            if held is not None and self._in_hand.get(served.queue) is held:
                 await asyncio.wait([held.handling])
                 self._leave(served.queue, held)
         finally:
             self._in_hand.pop(served.queue, None)
 
-    async def _fetched(self, served: _Served) -> _InHand | None:
-        """The queue's next suspect, whose handling has begun; None where there is none, or it is not for us."""
+    async def _is_alone(self, gate: Gate, served: _Served) -> bool:
+        """Whether to take a suspect now: all others are out, or were waited for long enough. Not where somebody else has taken it meanwhile."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._alone
+        while (left := until - loop.time()) > 0 and not await gate.idle(min(left, self._poll, LOOK_SECONDS / 2)):
+            session = await self._sessions.live_session()
+            if self._stopping or not (await session.depths([suspect(served.queue)]))[suspect(served.queue)][0]:
+                return False
+        return True
+
+    async def _fetched(self, served: _Served, gate: Gate) -> _InHand | None:
+        """The queue's next suspect, whose handling has begun, behind the gate; None where there is none, or it is not for us."""
         if self._stopping or self._served.get(served.queue) is not served or not served.may_take():
             return None
         session = await self._sessions.live_session()
@@ -186,6 +202,8 @@ class Suspects:
         handling = asyncio.create_task(
             self._handling.handle_suspect(session, served.queue, served.handler, incoming, served.undecodable, watched=served.watched)
         )
+        gate.let_in()
+        handling.add_done_callback(lambda _: gate.leave())
         held = self._in_hand[served.queue] = _InHand(session, incoming, handling)
         return held
 

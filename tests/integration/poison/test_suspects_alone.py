@@ -18,8 +18,8 @@ from rowmill_contracts.runs import AdvanceRun
 OTHER = topology.EXECUTOR_ADVANCE
 
 
-def settings(url: str) -> ServiceSettings:
-    return ServiceSettings(broker_url=url, time_scale=0.05, suspect_alone=BOUND / 0.05)
+def settings(url: str, *, alone: float = BOUND) -> ServiceSettings:
+    return ServiceSettings(broker_url=url, time_scale=0.05, suspect_alone=alone / 0.05, suspect_poll=2.0)
 
 
 async def suspected(bus: Bus, run_id: str, queue: str = QUEUE) -> None:
@@ -47,6 +47,10 @@ class Company:
             await asyncio.sleep(0.02)
         self.in_hand.discard(name)
         self.handled.append(name)
+
+    async def had(self, count: int) -> None:
+        while len(self.handled) < count:
+            await asyncio.sleep(0.01)
 
     def suspects(self) -> list[int]:
         """Their places among those that were handled."""
@@ -116,6 +120,131 @@ async def test_suspects_are_handled_one_after_the_other_before_others_are_let_in
     first = company.suspects()[0]
     assert company.suspects() == list(range(first, first + 5)), company.handled
     assert first < others + 1
+
+
+class Held(Company):
+    """Messages are in hand until they are let go. ``met``: with whom each was in hand together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: dict[str, set[str]] = {}
+        self._let_go: set[str] = set()
+
+    async def __call__(self, delivery: Delivery) -> None:
+        assert isinstance(delivery.message, AdvanceRun)
+        name = delivery.message.run_id
+        self.met[name] = set(self.in_hand)
+        for other in self.in_hand:
+            self.met[other].add(name)
+        self.in_hand.add(name)
+        while name not in self._let_go:
+            await asyncio.sleep(0.005)
+        self.in_hand.discard(name)
+        self.handled.append(name)
+
+    async def has(self, name: str) -> None:
+        while name not in self.in_hand:
+            await asyncio.sleep(0.005)
+
+    def let_go(self, *names: str) -> None:
+        self._let_go |= set(names)
+
+
+async def test_a_suspect_that_takes_long_counts_as_in_hand_to_the_next_one_of_another_queue(broker_url: str) -> None:
+    """It is waited for, as anything in hand is."""
+    company = Held()
+    async with Bus(settings(broker_url, alone=3.0), service="busy") as bus, asyncio.timeout(BOUND):
+        for queue in (QUEUE, OTHER):
+            await bus.consume(queue, company, gate="shared")
+        await suspected(bus, "row", QUEUE)
+        await company.has("row")
+        await suspected(bus, "body", OTHER)
+        bus.look_for_suspects()
+        await bus.publish(AdvanceRun(run_id="let in when its time alone is over"), QUEUE)
+        await company.has("let in when its time alone is over")
+        company.let_go("let in when its time alone is over")
+        await company.had(1)
+        await asyncio.sleep(0.3)
+        company.let_go("row", "body")
+        await company.had(3)
+    assert company.met["row"] == {"let in when its time alone is over"}
+    assert company.met["body"] == set()
+
+
+async def test_each_suspect_has_its_whole_time_alone(broker_url: str) -> None:
+    """However long the one before it took of what others wait in all."""
+    company = Held()
+    async with Bus(settings(broker_url, alone=2.0), service="busy") as bus, asyncio.timeout(BOUND):
+        for name in ("first", "second"):
+            await suspected(bus, name)
+        await bus.consume(QUEUE, company)
+        await company.has("first")
+        await bus.publish(AdvanceRun(run_id="other"), QUEUE)
+        await asyncio.sleep(1.5)
+        company.let_go("first")
+        await company.has("second")
+        await asyncio.sleep(1.0)
+        company.let_go("second", "other")
+        await company.had(3)
+    assert company.met["second"] == set()
+
+
+async def test_suspects_keep_others_waiting_for_so_long_and_no_longer(broker_url: str) -> None:
+    """However many there are."""
+    company = Company()
+    async with Bus(settings(broker_url, alone=0.3), service="busy") as bus, asyncio.timeout(BOUND):
+        for number in range(30):  # each takes a tenth of a second
+            await suspected(bus, f"suspect-{number}")
+        await bus.consume(QUEUE, company)
+        while not company.in_hand:
+            await asyncio.sleep(0.005)
+        await bus.publish(AdvanceRun(run_id="other"), QUEUE)
+        await company.had(31)
+    assert company.handled.index("other") < 20
+
+
+async def test_nobody_waits_for_a_suspect_that_somebody_else_has_taken(broker_url: str) -> None:
+    here, there = Held(), Held()
+    async with (
+        Bus(settings(broker_url), service="here") as bus,
+        Bus(settings(broker_url), service="there") as other,
+        asyncio.timeout(BOUND),
+    ):
+        await bus.consume(QUEUE, here, may_take_suspects=lambda: bool(here.in_hand), gate="shared")
+        await bus.publish(AdvanceRun(run_id="long"), QUEUE)
+        await here.has("long")
+        await suspected(bus, "suspect")
+        bus.look_for_suspects()
+        number = 0
+        while len(here.in_hand) > number:  # until the gate is closed
+            number = len(here.in_hand)
+            await bus.publish(AdvanceRun(run_id=f"before-{number}"), QUEUE)
+            await asyncio.sleep(0.2)
+        await other.consume(QUEUE, there, prefetch=1, may_take_suspects=lambda: True)
+        while "suspect" not in there.in_hand:
+            there.let_go(*(there.in_hand - {"suspect"}))
+            await asyncio.sleep(0.01)
+        while len(here.in_hand) <= number:  # those that were kept waiting are let in, though the long one is there
+            await asyncio.sleep(0.01)
+        assert "long" in here.in_hand
+        here.let_go(*here.in_hand, *(f"before-{kept}" for kept in range(number + 2)))
+        there.let_go("suspect")
+        await there.had(1)
+
+
+async def test_no_more_suspects_are_taken_by_a_process_that_may_have_none_any_more(broker_url: str) -> None:
+    company = Held()
+    async with Bus(settings(broker_url), service="busy") as bus, asyncio.timeout(BOUND):
+        for name in ("first", "second"):
+            await suspected(bus, name)
+        await bus.consume(QUEUE, company, may_take_suspects=lambda: not company.handled or company.handled[-1] == "other")
+        await company.has("first")
+        company.let_go("first", "second")
+        await bus.publish(AdvanceRun(run_id="other"), QUEUE)
+        await company.has("other")
+        assert company.handled == ["first"]
+        company.let_go("other")
+        await company.had(3)
 
 
 async def test_a_suspect_is_left_to_others_by_a_process_that_may_not_have_it(broker_url: str) -> None:

@@ -17,7 +17,8 @@ from rowmill_contracts.envelope import PAGE_ROWS
 from rowmill_contracts.events import Control
 from rowmill_contracts.row_keys import KeyPage, PageKeys
 from rowmill_contracts.tools import CallItem, CallOutcome
-from rowmill_contracts.topology import CONTROL, EXECUTOR_KEYS
+from rowmill_contracts.topology import CONTROL, EXECUTOR_ADVANCE, EXECUTOR_KEYS, EXECUTOR_ROWS
+from rowmill_row_executor.app import App
 
 pytestmark = pytest.mark.servers
 
@@ -283,3 +284,9 @@ async def test_a_resolver_that_holds_the_loop_is_named_in_the_log(neighbours: An
         await neighbours.until(lambda: neighbours.rows(run_id, "held"))
     told = [line for line in logs if line["event"] == "resolver_holds_loop"]
     assert [line["resolver"] for line in told] == ["column 'slow' of dataset 'held'"]
+
+
+async def test_all_queues_whose_handlers_run_author_code_share_a_gate(executor: App) -> None:
+    """What one of them brings may end the process under another's suspect (docs/adr/0024)."""
+    handling = executor._bus._handling_of
+    assert len({id(handling.gate(queue)) for queue in (EXECUTOR_KEYS, EXECUTOR_ROWS, EXECUTOR_ADVANCE)}) == 1

@@ -63,7 +63,7 @@ def test_deadlines_lie_before_the_broker_takes_messages_back_and_leave_time_for_
 
 @pytest.mark.parametrize(
     ("row_timeout", "deadline"),
-    [(600.0, 185 + 600 * 1.15), (100.0, 185 + 115.0)],
+    [(600.0, 215 + 600 * 1.15), (100.0, 215 + 115.0)],
 )
 def test_where_a_row_may_take_less_than_an_hour_its_time_is_what_is_added(row_timeout: float, deadline: float) -> None:
     executor = RowExecutorSettings(row_timeout=row_timeout)
@@ -72,4 +72,4 @@ def test_where_a_row_may_take_less_than_an_hour_its_time_is_what_is_added(row_ti
 
 
 def test_a_gateway_that_keeps_unsent_calls_for_longer_than_sent_ones_has_time_for_that() -> None:
-    assert deadlines.calls(ToolGatewaySettings(), hand=400.0, in_flight_hold=300.0) == 150 + 600 + 400
+    assert deadlines.calls(ToolGatewaySettings(), hand=400.0, in_flight_hold=300.0) == 180 + 600 + 400

@@ -15,7 +15,8 @@ async def test_who_is_alone_waits_for_those_inside_and_keeps_the_others_out() ->
     await gate.enter()
 
     async def alone() -> None:
-        async with gate.alone(60):
+        async with gate.closed():
+            assert await gate.idle(60)
             order.append("alone")
 
     async def other() -> None:
@@ -36,8 +37,9 @@ async def test_who_is_alone_waits_for_those_inside_and_keeps_the_others_out() ->
 async def test_patience_ends_and_the_gate_opens_again_even_after_a_failure() -> None:
     gate = Gate()
     await gate.enter()
+    assert not await gate.idle(0)
     with pytest.raises(ZeroDivisionError):
-        async with gate.alone(0):
+        async with gate.closed():
             _ = 1 / 0
     await gate.enter()
 
@@ -48,7 +50,7 @@ async def test_who_waits_at_the_gate_gets_in_between_two_who_want_to_be_alone() 
     order: list[str] = []
 
     async def alone(name: str) -> None:
-        async with gate.alone(60):
+        async with gate.closed():
             order.append(f"{name} begins")
             await asyncio.sleep(0.001)
             order.append(f"{name} ends")
