@@ -85,7 +85,7 @@ class _Parts:
         self.postman = Postman(database, bus, charges.booked)
         rooms = Rooms(RoomLimits(settings.room_rows, settings.room_bytes))
         self.desk = RoomDesk(rooms, database, clock, poll=settings.room_poll, back_for=settings.back_for)
-        sender = PageSender(bus, clock)
+        sender = PageSender(bus, clock, settings)
         tools = FeederTools(database, bus, sender, self.desk, self.postman, settings)
         self.feeders = Feeders(tools, bus.process_id)
         self.progress = ProgressTeller(database, bus, clock, charges, interval=settings.progress_interval)

@@ -11,9 +11,10 @@ import structlog
 
 from rowmill.errors import KeyPartMissing, UnavailableError, ValueNotStorable
 from rowmill.runtime.bus import Bus
-from rowmill.runtime.clock import Clock, backoff
+from rowmill.runtime.clock import Clock, backoff, new_id
 from rowmill_admission.page_cutting import CutPage
 from rowmill_admission.row_keys import keys_of
+from rowmill_admission.settings import AdmissionSettings
 from rowmill_admission.store.feeding import Fed
 from rowmill_contracts.counts import Problem
 from rowmill_contracts.envelope import PAGE_BYTES
@@ -74,9 +75,10 @@ class LookedPage:
 class PageSender:
     """Asks and publishes for any dataset of this process."""
 
-    def __init__(self, bus: Bus, clock: Clock) -> None:
+    def __init__(self, bus: Bus, clock: Clock, settings: AdmissionSettings) -> None:
         self._bus = bus
         self._clock = clock
+        self._settings = settings
 
     async def keys(self, fed: Fed, page: CutPage) -> list[bytes]:
         """The keys of a page's rows.
@@ -98,7 +100,9 @@ class PageSender:
     async def _asked_keys(self, fed: Fed, page: CutPage) -> list[bytes]:
         dataset = fed.standing.dataset
         request = KeyPage(run_id=dataset.run_id, dataset=dataset.dataset, page=page.place.page, first_index=page.place.index, rows=page.rows)
-        answer = await self.persist(lambda: self._bus.ask(request, EXECUTOR_KEYS, PageKeys))
+        asked = new_id()  # one question, however often it is asked: what ends executors is found out by its deaths, which are counted by message
+        patience, again = self._settings.keys_timeout, self._settings.keys_again
+        answer = await self.persist(lambda: self._bus.ask(request, EXECUTOR_KEYS, PageKeys, timeout=patience, again=again, request_id=asked))
         if answer.error is not None:
             raise PageFailed(answer.error)
         if len(answer.keys) != len(page.rows):

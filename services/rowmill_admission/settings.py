@@ -44,6 +44,12 @@ class AdmissionSettings(ServiceSettings):
     pages_under_way: int = 8
     """Pages of one dataset that are looked up or published at once."""
 
+    keys_timeout: Seconds = 600.0
+    keys_again: Seconds = 120.0
+    """A page's keys are asked for again after so long. Each copy of a page that ends executors ends two more before it is found out, so it is not
+    asked for again while that goes on; who dies without an answer has its page delivered again, and lost connections are noticed otherwise.
+    """
+
     feeder_lease: Seconds = 6.0
     feeder_look: Seconds = 1.0
     """How often datasets without a living feeder are looked for."""

@@ -210,8 +210,18 @@ class Bus:
 
     # ---- asking and answering ---------------------------------------------------------------------------------------------------------
 
-    async def ask(self, message: Message, key: str, answer: type[ReplyT], *, timeout: float | None = None) -> ReplyT:
-        """Publish a request and wait for its answer; asked again after a silence (requests are idempotent by contract).
+    async def ask(
+        self,
+        message: Message,
+        key: str,
+        answer: type[ReplyT],
+        *,
+        timeout: float | None = None,
+        again: float | None = None,
+        request_id: str | None = None,
+    ) -> ReplyT:
+        """Publish a request and wait for its answer; asked again after a silence of ``again`` seconds (default: the setting ``ask_again``), as
+        requests are idempotent by contract. ``request_id``: of a question that was asked before.
 
         Raises:
             AskTimeout: no answer within ``timeout`` seconds (default: the setting ``ask_timeout``); whether it was carried out is unknown.
@@ -220,12 +230,13 @@ class Bus:
 
         """
         limit = self._settings.ask_timeout if timeout is None else timeout
-        with self._asks.open(new_id(), message, key) as ask:
+        silence = self._settings.ask_again if again is None else again
+        with self._asks.open(request_id or new_id(), message, key) as ask:
             try:
                 async with asyncio.timeout(limit):
                     while not ask.answered.done():
                         await self._publish_ask(ask)
-                        await asyncio.wait([ask.answered], timeout=self._settings.ask_again)
+                        await asyncio.wait([ask.answered], timeout=silence)
             except TimeoutError as error:
                 self.outages.silent(f"answers on {key}", limit)
                 raise AskTimeout(f"no answer to {message.message_type} on {key} within {limit:g} s") from error

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 import pytest
-from tests.integration.poison.conftest import PAGE_ROWS, Ward
+from tests.integration.poison.conftest import BOUND, PAGE_ROWS, Ward
 
 from rowmill.client import Client
 from rowmill.client.dead_letter_queues import dead_letters
@@ -16,7 +16,7 @@ from rowmill.client.dead_letters import Filter
 from rowmill_contracts.envelope import decode
 from rowmill_contracts.rows import ReadRow, RowTasks
 from rowmill_contracts.run_questions import RunSummary
-from rowmill_contracts.topology import EXCHANGE, EXECUTOR_ROWS
+from rowmill_contracts.topology import EXCHANGE, EXECUTOR_KEYS, EXECUTOR_ROWS
 
 EXITED, OUT_OF_MEMORY, STOOD_STILL = 3, 70, 1
 """How an executor ended, by its exit status."""
@@ -82,6 +82,23 @@ async def test_rows_run_by_hand_end_likewise(ward: Ward, client: Client) -> None
     check(summary, rows, given, dead=[2])
     assert set(ward.deaths["row-executor"]) == {OUT_OF_MEMORY}
     await ward.letters()
+
+
+async def test_a_key_function_that_exits_the_process_fails_its_run_and_no_other(ward: Ward, client: Client) -> None:
+    """However long its executors take to come back: its page is one message, whose deaths are counted, and is not asked for anew meanwhile."""
+    bad = await client.start(ward.play("keyed"), items=items("keys", PAGE_ROWS, {2: "exit in its key"}))
+    good = await client.start(ward.play("keyed"), items=items("good-keys", PAGE_ROWS, {}))
+    given = items("beside-keys", PAGE_ROWS, {})
+    summary, rows = await ward.ended(client, await client.start(ward.play("inline"), items=given))
+    check(summary, rows, given, dead=[])
+    async with asyncio.timeout(BOUND):
+        ended, other = await bad.wait(), await good.wait()
+    assert ended.error is not None
+    assert (ended.state, ended.error.code) == ("failed", "dead_lettered"), ended.error
+    assert (other.state, other.counts.completed) == ("completed", PAGE_ROWS)
+    assert set(ward.deaths["row-executor"]) == {EXITED}
+    assert ward.deaths["row-executor"][EXITED] <= 8, "four, and two for each copy"
+    await ward.letters(EXECUTOR_KEYS)
 
 
 @pytest.mark.long

@@ -58,6 +58,18 @@ async def waiting(ctx: Context, input: Items) -> Handle:  # noqa: A002 - the aut
     return await ctx.dataset("items", input.items, row=Item).with_column("done", doing_later).with_column("blocked", blocking).run(key="name")
 
 
+def key_of(row: dict[str, str]) -> str:
+    if row["does"] == "exit in its key":
+        os._exit(3)
+    return row["name"]
+
+
+@play("keyed")
+async def keyed(ctx: Context, input: Items) -> Handle:  # noqa: A002 - the authoring surface names it so
+    """Rows whose keys a function gives."""
+    return await ctx.dataset("items", input.items, row=Item).with_column("done", doing).run(key=key_of)
+
+
 @play("inline")
 async def inline(ctx: Context, input: Items) -> Handle:  # noqa: A002 - the authoring surface names it so
     """Rows that are run by hand, one after the other."""
