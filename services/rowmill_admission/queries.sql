@@ -411,13 +411,14 @@ ON CONFLICT (dataset_seq, row_index) DO UPDATE SET attempt = excluded.attempt, w
 WHERE (excluded.attempt, excluded.waits) > (waits.attempt, waits.waits)
 
 -- name: end_halts
--- Rows that wait for their run to be resumed are due from now on.
-UPDATE waits w SET due_at = clock_timestamp(), halted = false
+-- Rows that wait for their run to be resumed are due from now on. For none of its rows counts what it waited for its provider before that: for all that
+-- time nobody would have asked.
+UPDATE waits w SET due_at = CASE WHEN w.halted THEN clock_timestamp() ELSE w.due_at END, halted = false, asked = NULL
 FROM (
     SELECT o.dataset_seq, o.row_index FROM waits o JOIN datasets d USING (dataset_seq)
-    WHERE d.run_id = $1 AND o.state = 'waiting' AND o.halted ORDER BY o.dataset_seq, o.row_index FOR UPDATE OF o
-) halted
-WHERE w.dataset_seq = halted.dataset_seq AND w.row_index = halted.row_index
+    WHERE d.run_id = $1 AND o.state = 'waiting' ORDER BY o.dataset_seq, o.row_index FOR UPDATE OF o
+) waiting
+WHERE w.dataset_seq = waiting.dataset_seq AND w.row_index = waiting.row_index
 
 -- name: provider_serves
 -- A provider serves again: rows of an organisation that wait for it are called back, of runs that go on. In turns of $6 rows of each run, the oldest

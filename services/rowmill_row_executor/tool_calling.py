@@ -131,10 +131,11 @@ def result_of(call: PreparedCall, outcome: CallOutcome) -> ToolResult[Any]:
             failure = outcome.failure or ToolFailure(tool=tool.id, code="tool_failed", message=outcome.reason or "the call failed", origin="gateway")
             raise ToolFailed(f"tool {failure.tool!r} failed: {failure.message}", failure)
         case "deferred":
-            reason, asked = outcome.reason or f"tool {tool.id}", call.item.asked
+            reason = outcome.reason or f"tool {tool.id}"
+            asked = None if reason.startswith("budget:") else call.item.asked  # the provider is not what keeps it waiting
             raise Parked(reason, wait_ms=outcome.wait_ms, asked=asked, provider=outcome.provider, away=outcome.away)
         case "halted":
-            raise Parked(outcome.reason or "halted", halted=True, asked=call.item.asked)
+            raise Parked(outcome.reason or "halted", halted=True)  # once the run goes on, its wait for the provider begins
         case "unknown":
             raise OutcomeUnknown(
                 f"tool {tool.id!r}: an earlier request was sent and its outcome is not known; "
