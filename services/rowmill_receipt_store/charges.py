@@ -121,15 +121,17 @@ class Allowances:
         return None
 
 
-def may_fit(kind: Kind, account: Account, spend: Spend) -> bool:
-    """Whether the budget of ``kind`` would pay for a claim that it does not fit now, if all came back that is under way."""
+def may_come_back(kind: Kind, account: Account, spend: Spend, under_way: Spend) -> bool:
+    """Whether a claim that the budget of ``kind`` does not pay for waits: calls ``under_way`` have some of it, or others of its page were given what
+    would have paid.
+    """
     match kind:
         case "money":
-            return account.money_left is not None and spend.money <= account.money_left + account.open.money
+            return under_way.money > 0 or (account.money_left is not None and spend.money <= account.money_left)
         case "calls":
-            return account.calls_left is not None and spend.calls <= account.calls_left + account.open.calls
+            return under_way.calls > 0 or (account.calls_left is not None and spend.calls <= account.calls_left)
         case "retries":
-            return account.retries_left is not None and spend.retries <= account.retries_left + account.open.retries
+            return under_way.retries > 0 or (account.retries_left is not None and spend.retries <= account.retries_left)
         case "wall_time":
             return False
 

@@ -256,6 +256,15 @@ def waiting(wanted: Wanted, kind: Kind, held_poll: float) -> ClaimAnswer:
     return ClaimAnswer(state="held", wait_ms=_wait_ms(poll, poll), run_id=wanted.claim.run_id, reason=taken_reason(kind))
 
 
+def under_way_beside(grant: Grant, found: Found) -> Spend:
+    """What calls under way have of its run's budgets, but for the dispatch that this claim takes over, of which nobody will tell what became."""
+    former, receipt = grant.former, found.receipt
+    counted = former is not None and former.fate == "unknown" and former.run_id == grant.wanted.claim.run_id
+    if former is None or not counted or receipt is None or receipt.remaining <= 0:
+        return found.account.open
+    return found.account.open - former.held
+
+
 def why_unconfirmed(lease_id: str, term: int | None, found: Found) -> Literal["halted", "refused", "lost"] | None:
     """Why a lease could not be confirmed under ``term`` (None: bound to no shard); None: nothing stands against it by now, try again."""
     if found.run_state != "running" or found.account.late:

@@ -17,7 +17,7 @@ from rowmill_contracts.budgets import limits_of
 from rowmill_contracts.charges import AskCharges, ChargesTold
 from rowmill_contracts.receipts import ClaimAnswer, ConfirmAnswer, HaltRun, RunHalted, StoreAnswer
 from rowmill_contracts.shards import LeaseShard, ShardsLeased
-from rowmill_receipt_store.charges import Allowances, Kind, Spend, may_fit, spent_reason
+from rowmill_receipt_store.charges import Allowances, Kind, Spend, may_come_back, spent_reason
 from rowmill_receipt_store.deaths import USUAL, DeathRule
 from rowmill_receipt_store.leases import (
     Again,
@@ -32,6 +32,7 @@ from rowmill_receipt_store.leases import (
     granted,
     lapsed_presence,
     stored_at,
+    under_way_beside,
     waiting,
     was_failed,
     why_unconfirmed,
@@ -113,7 +114,7 @@ class Receipts:
                     run_id, account = item.claim.run_id, found[item.key].account
                     if kind is None:
                         grants.append(decision)
-                    elif may_fit(kind, account, decision.spend):
+                    elif may_come_back(kind, account, decision.spend, under_way_beside(decision, found[item.key])):
                         answers[item.key] = waiting(item, kind, self._held_poll)
                     else:  # one reason for a page, which names the first receipt: rows that wait for one reason travel together
                         reason = reasons.setdefault((run_id, kind), spent_reason(kind, account, decision.spend, short_digest(item.claim.key)))
@@ -122,6 +123,9 @@ class Receipts:
                     doubts[item.key] = decision.revision
                 case Condemned():
                     condemned[item.key] = decision
+                case Again() if (account := found[item.key].account).late:  # a copy that was carried out in time is not sent after it
+                    reason = spent_reason("wall_time", account, Spend(), short_digest(item.claim.key))
+                    answers[item.key] = ClaimAnswer(state="over_budget", reason=reason)
                 case Again():
                     again[item.key] = decision.answer
                 case ClaimAnswer():

@@ -178,6 +178,8 @@ class Claims:
                 self._hand.halted(flight, answer.reason or "halted")
             case "over_budget":
                 self._hand.halted(flight, answer.reason or "budget")
+            case "held" if answer.reason and any(call.page.run_id != flight.payer_run for call in flight.calls):
+                self._hand.unpaid(flight, answer.reason)
             case "held" if answer.reason:
                 self._flow.pause(flight, max(answer.wait_ms / 1000, SHORTEST_POLL), answer.reason)
             case "held" if not any(call.late for call in flight.calls):

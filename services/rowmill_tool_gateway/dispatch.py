@@ -30,6 +30,7 @@ from rowmill_tool_gateway.settings import ToolGatewaySettings
 from rowmill_tool_gateway.shards import ShardLeases
 from rowmill_tool_gateway.solitude import Solitude
 from rowmill_tool_gateway.toolbox import PreparedTool
+from rowmill_tool_gateway.unpaid import Unpaid
 
 log = structlog.get_logger()
 
@@ -62,6 +63,7 @@ class Dispatcher:
         self._credentials = credentials
         self._places = Places(shards, permits, settings, self._opened_up, self._pump)
         self.claims = Claims(self, hand, receipts, shards, clock, lease_ids, settings.look_after)
+        self.unpaid = Unpaid(self.resume, settings.hand)
         self.solitude = Solitude(settings.suspect_patience, self.look_again)
         self._requests: set[asyncio.Task[None]] = set()
         self.prevented = 0
@@ -146,6 +148,11 @@ class Dispatcher:
         """Nothing is under way for this flight: those of its calls that are late are deferred, for the others it waits its turn."""
         if flight.stage is Stage.OVER:
             return
+        if flight.paused_for:
+            self.unpaid.leave(flight)
+            flight.paused_for = ""
+        if flight.timer is not None:
+            flight.timer.cancel()
         late = [call for call in flight.calls if call.late]
         flight.stage = Stage.WAITING
         if late:
@@ -157,11 +164,15 @@ class Dispatcher:
             self._hand.forget(flight)
 
     def pause(self, flight: Flight, seconds: float, reason: str = "") -> None:
-        """Bring the flight back after so long; its late calls wait elsewhere. ``reason``: for what; empty: for another's lease, or a retry."""
+        """Bring the flight back after so long; its late calls wait elsewhere. ``reason``: for what, of its run's budget; empty: for another's lease,
+        or a retry.
+        """
         flight.stage, flight.paused_for = Stage.PAUSED, reason
         if reason and (late := [call for call in flight.calls if call.late]):
-            self._hand.defer(flight, late, self._settings.hand, reason=reason)
+            self._hand.defer(flight, late, self.unpaid.away(), reason=reason)
         if flight.calls:
+            if reason:
+                self.unpaid.wait(flight)
             flight.timer = asyncio.get_running_loop().call_later(seconds, self.resume, flight)
 
     def try_again(self, flight: Flight, seconds: float) -> None:
@@ -198,9 +209,10 @@ class Dispatcher:
             case Stage.PAUSED:
                 if flight.timer is not None:
                     flight.timer.cancel()
-                self._hand.defer(flight, [call], self._settings.hand, reason=flight.paused_for or "held elsewhere")
+                wait = self.unpaid.away() if flight.paused_for else self._settings.hand
+                self._hand.defer(flight, [call], wait, reason=flight.paused_for or "held elsewhere")
                 if flight.calls:
-                    self.pause(flight, self._settings.retry_first)
+                    self.pause(flight, self._settings.retry_first, flight.paused_for)
             case Stage.READY:
                 self.unready(flight)
                 self.claims.release(flight)
@@ -225,9 +237,9 @@ class Dispatcher:
         flight.lane.claimed -= flight.tool.weight
 
     def put_back(self, flight: Flight) -> None:
-        """The lane was lost while the flight was confirmed. What a budget pays for has its part of it, and goes once the lane is back under the same
-        term: given back, that would be left over where the others were told that the budget is spent. Everything else goes back, and so does that
-        where another has the lane, or is to have it: an equal call would find it there under way.
+        """The lane was lost while the flight was confirmed. What a budget pays for keeps its part of it, and goes once the lane is back under the
+        same term. Everything else goes back, and so does that where another has the lane, or is to have it: an equal call would find it there under
+        way.
         """
         ours = self._shards.may_take(flight.lane.shard) and not self._shards.sends_away(flight.lane.shard)
         if not ours or not flight.budgeted or any(call.late for call in flight.calls):

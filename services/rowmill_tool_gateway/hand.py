@@ -28,6 +28,7 @@ from rowmill_tool_gateway.flights import Call, Flight, Page, Stage
 from rowmill_tool_gateway.groups import Group
 from rowmill_tool_gateway.lanes import Lane
 from rowmill_tool_gateway.toolbox import PreparedTool, Toolbox
+from rowmill_tool_gateway.unpaid import Unpaid
 
 log = structlog.get_logger()
 
@@ -37,6 +38,9 @@ FORCES_TOOLS = frozenset({"tools", "all"})
 
 class Dispatch(Protocol):
     """What the hand asks of the dispatcher."""
+
+    @property
+    def unpaid(self) -> Unpaid: ...
 
     def give_up(self, call: Call, flight: Flight, failure: ToolFailure, stored: Callable[[], None]) -> None: ...
 
@@ -199,6 +203,12 @@ class Hand:
                 self._answer(call, "halted", flight, reason=reason, failure=failure)
         self._go_on(flight, [call for call in flight.calls if not call.answered])
 
+    def unpaid(self, flight: Flight, reason: str) -> None:
+        """The payer's run waits for its budget; a caller of another run takes over, as where it is halted."""
+        ours = [call for call in flight.calls if call.page.run_id == flight.payer_run]
+        self.defer(flight, ours, self.dispatch.unpaid.away(), reason=reason)
+        self._go_on(flight, list(flight.calls))
+
     def unknown(self, flight: Flight, failure: ToolFailure | None) -> None:
         """Nobody knows whether an earlier request had its effect, so nobody repeats it."""
         for call in flight.calls:
@@ -263,6 +273,7 @@ class Hand:
             flight.stage = Stage.OVER
             flight.calls = []
             flight.end_alone()
+            self.dispatch.unpaid.leave(flight)
             self._of_shard[flight.lane.shard] -= 1
             if self.flights.get(flight.key) is flight:
                 del self.flights[flight.key]

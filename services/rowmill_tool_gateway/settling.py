@@ -204,7 +204,7 @@ class Settler:
     # ---- results ----------------------------------------------------------------------------------------------------------------------
 
     def _complete(self, flight: Flight, result: Result) -> None:
-        cost = flight.cost if result.cost is None else result.cost
+        cost, payer = flight.cost if result.cost is None else result.cost, flight.payer_run
         completion = Completion(
             key=flight.key,
             lease_id=flight.lease_id,
@@ -220,6 +220,7 @@ class Settler:
                 self._hand.failed(flight, self._failure(flight, "not_storable", "the result cannot be stored", "too_large"))
             else:
                 self._hand.completed(flight, result.output, no_result=result.no_result, cost=cost, completed_at=answer.completed_at)
+            self._dispatcher.unpaid.freed(payer)
 
         self._receipts.complete(completion, flight, stored)
 
@@ -244,14 +245,22 @@ class Settler:
                 self._receipts.fail(failed, flight, lambda flight, _: self._hand.unknown(flight, failure))
 
     def _fail(self, flight: Flight, failure: ToolFailure, *, charged: bool) -> None:
-        self._receipts.fail(self._failed(flight, failure, charged=charged, final=True), flight, lambda flight, _: self._hand.failed(flight, failure))
+        payer = flight.payer_run
+
+        def stored(flight: Flight, _: StoreAnswer) -> None:
+            self._hand.failed(flight, failure)
+            self._dispatcher.unpaid.freed(payer)
+
+        self._receipts.fail(self._failed(flight, failure, charged=charged, final=True), flight, stored)
 
     def _put_back(self, flight: Flight, failure: ToolFailure, *, charged: bool, then: Callable[[], None]) -> None:
         """Give the dispatched lease back, to be claimed again, before what follows."""
+        payer = flight.payer_run
 
         def stored(flight: Flight, _: StoreAnswer) -> None:
             flight.forget_lease()
             then()
+            self._dispatcher.unpaid.freed(payer)
 
         self._receipts.fail(self._failed(flight, failure, charged=charged, final=False), flight, stored)
 

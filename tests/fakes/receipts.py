@@ -91,16 +91,20 @@ class Run:
     def refund(self, key: str, dispatch: int) -> tuple[Decimal, Literal["calls", "retries"] | None]:
         return self.charges.pop((key, dispatch), Decimal(0)), self.counted.pop((key, dispatch), None)
 
-    def unpaid(self, cost: Decimal, kind: Literal["calls", "retries"], now: float, but: Collection[tuple[str, int]] = ()) -> Kind | None:
-        """The budget that does not pay for one more dispatch; None: all do. ``but``: dispatches that are taken not to be charged."""
+    def unpaid(self, cost: Decimal, kind: Literal["calls", "retries"], now: float) -> Kind | None:
+        """The budget that does not pay for one more dispatch; None: all do."""
         limit = getattr(self.limits, kind)
         if self.deadline is not None and self.deadline <= now:
             return "wall_time"
-        charged = sum((amount for dispatch, amount in self.charges.items() if dispatch not in but), Decimal(0))
-        if self.limits.money is not None and cost and charged + cost > self.limits.money:
+        if self.limits.money is not None and cost and self.charged() + cost > self.limits.money:
             return "money"
-        made = sum(counted == kind for dispatch, counted in self.counted.items() if dispatch not in but)
-        return kind if limit is not None and made >= limit else None
+        return kind if limit is not None and list(self.counted.values()).count(kind) >= limit else None
+
+    def has_some(self, kind: Kind, dispatches: Collection[tuple[str, int]]) -> bool:
+        """Whether some of these have part of the budget of ``kind``."""
+        if kind == "money":
+            return any(self.charges.get(dispatch) for dispatch in dispatches)
+        return any(self.counted.get(dispatch) == kind for dispatch in dispatches)
 
     def pays(self, claim: Claim) -> bool:
         """Whether a budget pays for the claim, which is then confirmed right before it is sent."""
@@ -125,6 +129,7 @@ class MemoryReceipts:
         self.gateways = self._leasing.gateways
         self.standings = self._leasing.standings
         self._held_poll = held_poll
+        self.budget_poll = held_poll
         self.rule = DeathRule()
 
     def answer(self, request: Message) -> Message:
@@ -195,6 +200,9 @@ class MemoryReceipts:
         if receipt.state == "outcome_unknown":
             return ClaimAnswer(state="unknown", run_id=receipt.claim.run_id)
         if receipt.state == "running" and ours:
+            deadline = self._run(claim.run_id).deadline
+            if deadline is not None and deadline <= self._now():
+                return ClaimAnswer(state="over_budget", reason=f"budget: wall time, spent; receipt {claim.key[:12]} is not sent")
             return ClaimAnswer(state="granted", lease_id=claim.lease_id, dispatch=receipt.dispatch)
         if receipt.state == "queued" and ours and not request.confirm and not self._over(receipt):
             suspect = request.counts_deaths and self.rule.suspects(receipt.deaths)
@@ -225,8 +233,8 @@ class MemoryReceipts:
                 former.counted.update({} if kind is None else {(claim.key, coming): kind})
             under_way = {(key, held.dispatch + 1) for key, held in self.receipts.items() if held.state == "queued"}
             under_way |= {(key, held.dispatch) for key, held in self.receipts.items() if held.state == "running" and held.expires > self._now()}
-            if run.unpaid(claim.cost, "retries" if tried else "calls", self._now(), under_way) != unpaid:
-                return ClaimAnswer(state="held", wait_ms=int(1000 * self._held_poll), run_id=claim.run_id, reason=taken_reason(unpaid))
+            if run.has_some(unpaid, under_way):
+                return ClaimAnswer(state="held", wait_ms=int(1000 * self.budget_poll), run_id=claim.run_id, reason=taken_reason(unpaid))
             return ClaimAnswer(state="over_budget", reason=f"budget: {unpaid.replace('_', ' ')}, spent; receipt {claim.key[:12]} is not sent")
         if receipt is None:
             receipt = self.receipts[claim.key] = Receipt(claim)

@@ -174,6 +174,16 @@ async def test_calls_retries_and_wall_time_have_budgets_too(store: Asker, key: s
     assert (await store.claim(key, "lease-3", confirm=True)).state == "granted"
 
 
+async def test_a_claim_that_was_carried_out_in_time_and_is_heard_of_after_the_wall_time_is_not_sent(store: Asker, key: str) -> None:
+    await store.claim(key, confirm=True)
+    late = Limits(wall_time=1)
+    await store.ask(HaltRun(run_id=store.run, action="resume", budget=late, deadline=store.now - 1, decision=1), RunHalted)
+    again = await store.claim(key, confirm=True)
+    assert (again.state, again.reason.partition(",")[0]) == ("over_budget", "budget: wall time")
+    assert await store.release(key, 0) == 1
+    assert (await store.claim(key, "lease-2", run_id=f"{store.run}-other")).state == "granted"
+
+
 async def test_a_halted_run_is_told_why(store: Asker, key: str) -> None:
     await store.claim(key)
     await store.ask(HaltRun(run_id=store.run, action="halt", reason="budget: calls", decision=1), RunHalted)
@@ -301,11 +311,15 @@ async def test_a_lease_is_its_runs_own(store: Asker, key: str) -> None:
     assert (granted.state, granted.dispatch) == ("granted", 2)
 
 
-async def test_who_does_not_fit_a_budget_anyway_waits_for_no_claim(store: Asker) -> None:
+async def test_who_does_not_fit_a_budget_anyway_is_told_so_once_nothing_is_under_way(store: Asker, key: str) -> None:
+    """A run waits for its owner because of one dear call only when all that it can pay for is done."""
     await store.halt("resume", budget="0.02")
-    await store.claim(secrets.token_hex(32), cost=Decimal("0.01"))
-    assert (await store.claim(secrets.token_hex(32), cost=Decimal("0.03"))).state == "over_budget"
-    assert (await store.claim(secrets.token_hex(32), cost=Decimal("0.02"))).state == "held"
+    dear = Decimal("0.03")
+    await store.claim_and_confirm(key, cost=Decimal("0.01"))
+    assert (await store.claim(secrets.token_hex(32), cost=dear)).state == "held"
+    await store.complete(key, 1, cost="0.01")
+    assert (await store.claim(secrets.token_hex(32), cost=dear)).state == "over_budget"
+    assert (await store.claim(secrets.token_hex(32), cost=Decimal("0.01"))).state == "granted"
 
 
 async def test_failures_of_before_a_retry_answer_no_call_of_it_and_outputs_do(store: Asker, key: str) -> None:

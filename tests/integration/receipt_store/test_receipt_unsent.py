@@ -12,7 +12,7 @@ from rowmill_contracts.budgets import Limits
 from rowmill_receipt_store.store import Store
 from rowmill_receipt_store.sweeping import Sweep
 
-from .conftest import QUEUED, RUNNING, Books, Caller, new_key, new_keys, new_run
+from .conftest import QUEUED, RUNNING, SHARD, Books, Caller, new_key, new_keys, new_run
 
 pytestmark = pytest.mark.servers
 
@@ -125,6 +125,21 @@ async def test_what_is_sent_is_waited_for_as_long_as_its_lease_lasts(ann: Caller
         assert (await ann.claim(new_key())).state == "held"
     store.clock_offset += RUNNING + 1
     assert (await ann.claim(new_key())).state == "over_budget"
+
+
+async def test_a_call_does_not_wait_for_its_own_dispatch_of_which_nobody_will_tell(ann: Caller, store: Store, key: bytes) -> None:
+    """Its gateway died, and another has the lane. It was sent, perhaps, so it stays charged, and the budget is spent."""
+    await ann.decided("resume", budget=Limits(money=CENT), decision=1)
+    dead = ann.but(lease="dead", shard=901, term=(await ann.lease_shard("dead", 901)).term)
+    await dead.claim(key, cost=CENT)
+    await dead.confirm(key)
+    for _ in range(2):  # asked for once it has lapsed, and had by who asks again
+        store.clock_offset += SHARD + 1
+        lane = await ann.lease_shard("next", 901)
+    assert lane.held
+    next_one = ann.but(lease="next", shard=901, term=lane.term)
+    assert (await next_one.claim(new_key(), cost=CENT)).state == "held", "what is on its way may still come back, for all that others know"
+    assert (await next_one.claim(key, cost=CENT)).state == "over_budget"
 
 
 async def test_a_claim_that_is_taken_over_is_waited_for_anew(ann: Caller, store: Store, key: bytes) -> None:

@@ -16,6 +16,7 @@ from rowmill_contracts.envelope import Message
 from rowmill_contracts.receipts import ClaimReceipts, Confirm, HaltRun, Release
 from rowmill_contracts.shards import LeaseShard
 from rowmill_receipt_store.charges import taken_reason
+from rowmill_tool_gateway.http_port import HttpRequest, HttpResponse
 from rowmill_tool_gateway.settings import ToolGatewaySettings
 
 BUDGETS = [Decimal(1), Limits(calls=100), Limits(retries=100)]
@@ -245,6 +246,61 @@ async def test_who_waits_for_claims_of_its_own_run_is_told_so(rig: Rig) -> None:
     [waits] = await rig.ask([rig.item(Find, {"domain": "a.example"}, row="leads/3")])
     provider.answer()
     assert (waits.outcome, waits.reason) == ("deferred", taken_reason("calls"))
+
+
+@pytest.mark.leaping
+async def test_who_waits_for_a_budget_in_hand_goes_as_soon_as_a_call_of_its_run_leaves_something_over(rig: Rig) -> None:
+    """Nobody waits until it would ask again: of forty calls, of which two may go at a time, none is sent away, though together they last a tenth of a
+    second, and a call waits in hand for a quarter here.
+    """
+    rig.store.budget_poll = 1.0
+    budgeted(rig, Decimal(1))
+
+    @Provider("texts", base_url="http://127.0.0.1:1", concurrency=20).post(
+        "/v2/find", effect="read", cost=Decimal("0.45"), actual_cost=lambda _: Decimal("0.002")
+    )
+    class Find(HttpTool[FindIn, FindOut]):
+        extract = {"email": ["email"]}  # noqa: RUF012 - as authors write it
+
+    give = answering({"email": "a@example"})
+
+    async def slowly(request: HttpRequest) -> HttpResponse:
+        await asyncio.sleep(0.005)
+        return await give(request)
+
+    rig.port.script = slowly
+    outcomes = await rig.ask([rig.item(Find, {"domain": f"d{n}.example"}, row=f"leads/{n}") for n in range(40)])
+    assert Counter(outcome.outcome for outcome in outcomes) == {"completed": 40}
+
+
+@pytest.mark.leaping
+async def test_a_follower_of_another_run_does_not_wait_for_its_leaders_budget(rig: Rig) -> None:
+    """Whose call is on its way meanwhile, for as long as it may take."""
+    budgeted(rig, Limits(calls=1))
+    provider = Hold(rig)
+    slow = rig.item(find_tool(concurrency=1), {"domain": "slow.example"})
+    rig.hand_in([slow])
+    async with asyncio.timeout(10):
+        while not provider.open:
+            await asyncio.sleep(0.01)
+
+    @Provider("elsewhere", base_url="http://127.0.0.1:1").post("/v2/find", effect="read")
+    class Find(HttpTool[FindIn, FindOut]):
+        extract = {"email": ["email"]}  # noqa: RUF012 - as authors write it
+
+    waits, follower = (rig.item(Find, {"domain": "a.example"}, row=row) for row in ("leads/1", "leads/2"))
+    rig.hand_in([waits])
+    async with asyncio.timeout(10):
+        while not any(isinstance(asked, ClaimReceipts) and asked.claims[0].key == waits.receipt_key for asked in rig.bus.asked):
+            await asyncio.sleep(0.01)
+    rig.hand_in([follower], run="run-2")
+    async with asyncio.timeout(10):
+        while provider.open < 2:
+            await asyncio.sleep(0.01)
+    told = await rig.bus.outcome(waits.call_id)
+    assert (told.outcome, told.reason) == ("deferred", taken_reason("calls"))
+    provider.answer()
+    assert (await rig.bus.outcome(follower.call_id)).outcome == "completed"
 
 
 async def test_a_run_takes_no_lease_that_another_may_have_and_pays_for_its_own_call(rig: Rig) -> None:
