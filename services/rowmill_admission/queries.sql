@@ -333,7 +333,8 @@ RETURNING d.dataset_seq
 -- name: fed
 -- All that a feeder needs to begin.
 SELECT d.*, r.number, r.org, r.play, r.options, r.stop_reason, r.halt_reason, r.state AS run_state,
-       extract(epoch FROM r.created_at)::float8 AS started_at, i.state AS input_state, i.error AS input_error
+       extract(epoch FROM r.created_at)::float8 AS started_at, coalesce(extract(epoch FROM r.resumed_at), 0)::float8 AS resumed_at,
+       i.state AS input_state, i.error AS input_error
 FROM datasets d JOIN runs r ON r.run_id = d.run_id LEFT JOIN inputs i ON i.input_id = d.input_id
 WHERE d.dataset_seq = $1
 
@@ -411,14 +412,13 @@ ON CONFLICT (dataset_seq, row_index) DO UPDATE SET attempt = excluded.attempt, w
 WHERE (excluded.attempt, excluded.waits) > (waits.attempt, waits.waits)
 
 -- name: end_halts
--- Rows that wait for their run to be resumed are due from now on. For none of its rows counts what it waited for its provider before that: for all that
--- time nobody would have asked.
-UPDATE waits w SET due_at = CASE WHEN w.halted THEN clock_timestamp() ELSE w.due_at END, halted = false, asked = NULL
+-- Rows that wait for their run to be resumed are due from now on.
+UPDATE waits w SET due_at = clock_timestamp(), halted = false
 FROM (
     SELECT o.dataset_seq, o.row_index FROM waits o JOIN datasets d USING (dataset_seq)
-    WHERE d.run_id = $1 AND o.state = 'waiting' ORDER BY o.dataset_seq, o.row_index FOR UPDATE OF o
-) waiting
-WHERE w.dataset_seq = waiting.dataset_seq AND w.row_index = waiting.row_index
+    WHERE d.run_id = $1 AND o.state = 'waiting' AND o.halted ORDER BY o.dataset_seq, o.row_index FOR UPDATE OF o
+) halted
+WHERE w.dataset_seq = halted.dataset_seq AND w.row_index = halted.row_index
 
 -- name: provider_serves
 -- A provider serves again: rows of an organisation that wait for it are called back, of runs that go on. In turns of $6 rows of each run, the oldest

@@ -187,7 +187,7 @@ def _tasks(fed: Fed, page: LookedPage, returning: Mapping[int, Return] | None) -
                 waits=back.waits,
                 data=data,
                 known=looked.known,
-                asked=back.asked,
+                asked=back.asked if (back.asked or 0.0) > fed.resumed_at else None,  # while the run stood nobody asked its provider
             )
         )
     if rows:

@@ -44,10 +44,11 @@ class AdmissionSettings(ServiceSettings):
     pages_under_way: int = 8
     """Pages of one dataset that are looked up or published at once."""
 
-    keys_timeout: Seconds = 600.0
+    keys_timeout: Seconds = 3600.0
     keys_again: Seconds = 120.0
-    """A page's keys are asked for again after so long. Each copy of a page that ends executors ends two more before it is found out, so it is not
-    asked for again while that goes on; who dies without an answer has its page delivered again, and lost connections are noticed otherwise.
+    """A page's keys are asked for again after so long, then after twice as long each time. Each copy of a page that ends executors ends two more
+    before it is found out, so it is not asked for again while that goes on; who dies without an answer has its page delivered again, and lost
+    connections are noticed otherwise.
     """
 
     feeder_lease: Seconds = 6.0

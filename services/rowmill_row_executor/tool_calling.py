@@ -135,7 +135,7 @@ def result_of(call: PreparedCall, outcome: CallOutcome) -> ToolResult[Any]:
             asked = None if reason.startswith("budget:") else call.item.asked  # the provider is not what keeps it waiting
             raise Parked(reason, wait_ms=outcome.wait_ms, asked=asked, provider=outcome.provider, away=outcome.away)
         case "halted":
-            raise Parked(outcome.reason or "halted", halted=True)  # once the run goes on, its wait for the provider begins
+            raise Parked(outcome.reason or "halted", halted=True, asked=call.item.asked)
         case "unknown":
             raise OutcomeUnknown(
                 f"tool {tool.id!r}: an earlier request was sent and its outcome is not known; "

@@ -48,7 +48,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fed:
-    """What a feeder begins with. ``started_at``: the run's start, seconds since the epoch."""
+    """What a feeder begins with. ``started_at``: the run's start, ``resumed_at``: when it was last resumed (0: never), seconds since the epoch."""
 
     standing: Standing
     place: Place
@@ -58,6 +58,7 @@ class Fed:
     play: str
     options: RunOptions
     started_at: float
+    resumed_at: float
     input_state: Literal["open", "sealed", "failed"] | None
     input_error: Problem | None
 
@@ -145,6 +146,7 @@ async def fed(database: Database, dataset_seq: int) -> Fed | None:
         play=row["play"],
         options=_options.decode(row["options"]),
         started_at=row["started_at"],
+        resumed_at=row["resumed_at"],
         input_state=row["input_state"],
         input_error=problem_of(row["input_error"]),
     )

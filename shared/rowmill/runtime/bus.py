@@ -220,8 +220,8 @@ class Bus:
         again: float | None = None,
         request_id: str | None = None,
     ) -> ReplyT:
-        """Publish a request and wait for its answer; asked again after a silence of ``again`` seconds (default: the setting ``ask_again``), as
-        requests are idempotent by contract. ``request_id``: of a question that was asked before.
+        """Publish a request and wait for its answer; asked again after a silence of ``again`` seconds, each twice as long as the one before
+        (default: the setting ``ask_again``, each time), as requests are idempotent by contract. ``request_id``: of a question that was asked before.
 
         Raises:
             AskTimeout: no answer within ``timeout`` seconds (default: the setting ``ask_timeout``); whether it was carried out is unknown.
@@ -237,8 +237,9 @@ class Bus:
                     while not ask.answered.done():
                         await self._publish_ask(ask)
                         await asyncio.wait([ask.answered], timeout=silence)
+                        silence *= 1 if again is None else 2
             except TimeoutError as error:
-                self.outages.silent(f"answers on {key}", limit)
+                self.outages.silent(f"answers on {key}", min(limit, self._settings.ask_timeout))
                 raise AskTimeout(f"no answer to {message.message_type} on {key} within {limit:g} s") from error
             reply = ask.answered.result()
         self.outages.back(f"answers on {key}")

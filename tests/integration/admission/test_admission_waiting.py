@@ -190,6 +190,26 @@ async def test_a_resumed_run_goes_on_once_the_receipt_store_has_lifted_the_halt(
     assert {row.attempt for tasks in neighbours.tasks if tasks.run_id == run_id for row in tasks.rows} == {1}
 
 
+async def test_rows_of_a_run_that_is_resumed_have_not_waited_for_their_provider_meanwhile(neighbours: Neighbours) -> None:
+    """Else those of a run that stood over night would be given up as soon as it goes on."""
+
+    def came_back(run_id: str) -> set[float | None]:
+        return {row.asked for tasks in neighbours.tasks if tasks.run_id == run_id for row in tasks.rows if row.waits}
+
+    stood, waited = new_run_id(), new_run_id()
+    neighbours.work = parking_first(neighbours, None, halted=True)
+    await neighbours.start(stood, rows=rows(3))
+    await waiting_for(neighbours, stood, "budget")
+    await neighbours.bus.ask(ResumeRun(run_id=stood, budget=Decimal(5)), ADMISSION_ASKS, RunShown)
+    await neighbours.until(lambda: neighbours.ended(stood))
+    neighbours.work = parking_first(neighbours, 0)
+    await neighbours.start(waited, rows=rows(3))
+    await neighbours.until(lambda: neighbours.ended(waited))
+
+    assert came_back(stood) == {None}
+    assert came_back(waited) == {1000.0, 1001.0, 1002.0}
+
+
 async def test_rows_that_were_sent_before_a_resumption_halt_nothing(neighbours: Neighbours) -> None:
     run_id = new_run_id()
     neighbours.work = lambda _tasks: []

@@ -85,7 +85,7 @@ async def test_rows_run_by_hand_end_likewise(ward: Ward, client: Client) -> None
 
 
 async def test_a_key_function_that_exits_the_process_fails_its_run_and_no_other(ward: Ward, client: Client) -> None:
-    """However long its executors take to come back: its page is one message, whose deaths are counted, and is not asked for anew meanwhile."""
+    """Its page is one message, whose deaths are counted, and is not asked for anew while its executors come back."""
     bad = await client.start(ward.play("keyed"), items=items("keys", PAGE_ROWS, {2: "exit in its key"}))
     good = await client.start(ward.play("keyed"), items=items("good-keys", PAGE_ROWS, {}))
     given = items("beside-keys", PAGE_ROWS, {})

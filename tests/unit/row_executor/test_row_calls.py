@@ -7,11 +7,11 @@ from decimal import Decimal
 from typing import Any
 
 import msgspec
-import pytest
 from tests.unit.row_executor.leads import RUN, FindIn, Tools, dataset, found, meta, settled
 
 from rowmill import RowContext, steps
 from rowmill_contracts.tools import CallItem, CallOutcome, ToolFailure
+from rowmill_receipt_store.charges import taken_reason
 
 
 async def test_a_call_gives_a_typed_result_and_its_cost_goes_with_cell_and_row(bench: Any, tools: Tools) -> None:
@@ -135,12 +135,9 @@ async def test_a_parked_row_keeps_when_its_call_was_first_asked_for(bench: Any, 
     assert bench.settler.parked[0][1].asked == 400.0
 
 
-@pytest.mark.parametrize(
-    "answer", [{"outcome": "deferred", "wait_ms": 10, "reason": "budget: money, what is left is taken"}, {"outcome": "halted", "reason": "pause"}]
-)
-async def test_what_a_row_waits_for_its_run_is_no_wait_for_its_provider(bench: Any, tools: Tools, answer: dict[str, Any]) -> None:
-    """Which is given up after an hour, and a run that was paused over night would come back to that."""
-    bench.answer = lambda item: CallOutcome(call_id=item.call_id, **answer)
+async def test_what_a_row_waits_for_its_runs_budget_is_no_wait_for_its_provider(bench: Any, tools: Tools) -> None:
+    """Which is given up after an hour."""
+    bench.answer = lambda item: CallOutcome(call_id=item.call_id, outcome="deferred", wait_ms=10, reason=taken_reason("money"))
     await bench.run_rows(dataset(e=lambda row, ctx: ctx.call(tools.find, {"domain": "a"})).program(), [{"n": 1}], asked=400.0, waits=1)
     assert bench.settler.parked[0][1].asked is None
 
