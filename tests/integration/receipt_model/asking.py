@@ -271,6 +271,9 @@ class Requests:
         ledger = self.ledger.keys[lease.key]
         if dispatch:  # it is the same, but where others had the lease since: a copy of its claim found the key free
             assert dispatch >= lease.dispatch, "a dispatch number went back"
+        if lease.dispatch and not dispatch:  # that copy's lease is not confirmed, and its holder, who had sent, makes nothing of it
+            lease.until = 0.0
+            return
         lease.dispatch = max(lease.dispatch, dispatch)
         self._lasts(lease, before)
         if lease.lease_id not in ledger.told:
