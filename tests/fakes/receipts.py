@@ -6,12 +6,12 @@ run, unknown outcomes, budgets without partial pages); not durable, and not fast
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
 
 import msgspec
+from tests.fakes.accounts import Run
 from tests.fakes.shards import MemoryShards
 
 from rowmill_contracts.budgets import Limits, limits_of
@@ -41,7 +41,7 @@ from rowmill_contracts.receipts import (
 )
 from rowmill_contracts.shards import LeaseShard
 from rowmill_contracts.tools import ToolFailure
-from rowmill_receipt_store.charges import Kind, taken_reason
+from rowmill_receipt_store.charges import taken_reason
 from rowmill_receipt_store.deaths import DeathRule
 
 OUTPUT_LIMIT = 8 * 1024 * 1024
@@ -69,47 +69,6 @@ class Receipt:
 class Presence:
     expires: float = 0.0
     ended: bool = False
-
-
-@dataclass
-class Run:
-    state: str = "running"
-    reason: str = ""
-    decision: int = 0
-    limits: Limits = field(default_factory=Limits)
-    deadline: float | None = None
-    counts: bool = False
-    exceeded: bool = False
-    charges: dict[tuple[str, int], Decimal] = field(default_factory=dict)
-    counted: dict[tuple[str, int], Literal["calls", "retries"]] = field(default_factory=dict)
-    charged_to: dict[tuple[str, int], str] = field(default_factory=dict)
-    spent: set[tuple[str, int]] = field(default_factory=set)
-
-    def charged(self) -> Decimal:
-        return sum(self.charges.values(), Decimal(0))
-
-    def refund(self, key: str, dispatch: int) -> tuple[Decimal, Literal["calls", "retries"] | None]:
-        return self.charges.pop((key, dispatch), Decimal(0)), self.counted.pop((key, dispatch), None)
-
-    def unpaid(self, cost: Decimal, kind: Literal["calls", "retries"], now: float) -> Kind | None:
-        """The budget that does not pay for one more dispatch; None: all do."""
-        limit = getattr(self.limits, kind)
-        if self.deadline is not None and self.deadline <= now:
-            return "wall_time"
-        if self.limits.money is not None and cost and self.charged() + cost > self.limits.money:
-            return "money"
-        return kind if limit is not None and list(self.counted.values()).count(kind) >= limit else None
-
-    def has_some(self, kind: Kind, dispatches: Collection[tuple[str, int]]) -> bool:
-        """Whether some of these have part of the budget of ``kind``."""
-        if kind == "money":
-            return any(self.charges.get(dispatch) for dispatch in dispatches)
-        return any(self.counted.get(dispatch) == kind for dispatch in dispatches)
-
-    def pays(self, claim: Claim) -> bool:
-        """Whether a budget pays for the claim, which is then confirmed right before it is sent."""
-        by_number = self.limits.calls is not None or self.limits.retries is not None
-        return (self.limits.money is not None and claim.cost > 0) or (by_number and claim.counted)
 
 
 class MemoryReceipts:
@@ -200,8 +159,7 @@ class MemoryReceipts:
         if receipt.state == "outcome_unknown":
             return ClaimAnswer(state="unknown", run_id=receipt.claim.run_id)
         if receipt.state == "running" and ours:
-            deadline = self._run(claim.run_id).deadline
-            if deadline is not None and deadline <= self._now():
+            if self._run(claim.run_id).late(self._now()):
                 return ClaimAnswer(state="over_budget", reason=f"budget: wall time, spent; receipt {claim.key[:12]} is not sent")
             return ClaimAnswer(state="granted", lease_id=claim.lease_id, dispatch=receipt.dispatch)
         if receipt.state == "queued" and ours and not request.confirm and not self._over(receipt):
